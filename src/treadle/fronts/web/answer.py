@@ -64,11 +64,11 @@ class RouteContext:
     live: LiveRequests = field(default_factory=lambda: LiveRequests(time.monotonic))
 
     def arrival_of(self, scope: Scope) -> Arrival:
-        """The tenant of a request, and the marks by which its client is recognised when it returns."""
+        """Return the tenant of a request, and the marks by which its client is recognised when it returns."""
         return web_arrival(scope, caller_of(scope).tenant)
 
     def body_bytes(self) -> int:
-        """The longest body in bytes: the setting, or the most that a prompt which fits the context can need."""
+        """Return the most bytes of a body: the setting, or what the longest prompt of the context can need."""
         if self.settings.max_body_bytes is not None:
             return self.settings.max_body_bytes
         model = self.models.default
@@ -180,7 +180,7 @@ class Answer:
 
 @dataclass
 class _AnswerWriter:
-    """The answer to one request that runs."""
+    """Writer of the answer to one request."""
 
     server: RouteContext
     request: ParsedRequest

@@ -242,8 +242,8 @@ def _facts(models: Models, settings: Settings) -> ServerFacts:
 
 
 def _fingerprint(model: ServedModel) -> str:
-    """The `system_fingerprint` of answers. It changes when the same seed may give another answer: with the model, its
-    number formats or this software."""
+    """Return the `system_fingerprint` of answers. It changes when the same seed may give another answer: with the
+    model, its number formats or this software."""
     capabilities = model.engine.capabilities
     formats = (
         ()

@@ -138,7 +138,7 @@ async def read_body(
 
 
 class _Pieces:
-    """The bytes of a body so far, in pieces of PIECE_BYTES: joining those takes the event loop no time."""
+    """Bytes of a body so far, in pieces of PIECE_BYTES: joining those takes the event loop no time."""
 
     def __init__(self) -> None:
         self._length = 0

@@ -110,7 +110,7 @@ class ParsedRequest(ABC):
 
     @property
     def prompts(self) -> int:
-        """The number of prompts."""
+        """Number of prompts."""
         return 1
 
     def apply_tier(self, caller: Caller) -> None:

@@ -38,8 +38,8 @@ class ServerFacts:
 
 def request_schemas(facts: ServerFacts) -> dict[str, Schema]:
     """Return the requests' schemas, and those of the objects in them except messages."""
-    asked = (ChatRequest, CompletionRequest, EmbeddingFields, ResponseRequest, CompactRequest, *TOKEN_SHAPES)
-    shapes = [(shape, "validation") for shape in asked]
+    bodies = (ChatRequest, CompletionRequest, EmbeddingFields, ResponseRequest, CompactRequest, *TOKEN_SHAPES)
+    shapes = [(shape, "validation") for shape in bodies]
     _, defined = models_json_schema(shapes, ref_template=REF + "{model}")  # type: ignore[arg-type]
     requests: dict[str, Schema] = defined["$defs"]
     for schema in requests.values():
@@ -60,8 +60,8 @@ def request_schemas(facts: ServerFacts) -> dict[str, Schema]:
 
 
 def _with_token_requests(requests: dict[str, Schema], facts: ServerFacts) -> dict[str, Schema]:
-    """Return the schemas with those of `/tokenize` and `/detokenize` under their names; a chat's tokens are asked for
-    with the chat's own request, and more fields."""
+    """Return the schemas with those of `/tokenize` and `/detokenize` under their names. A request for the tokens of a
+    chat has the fields of the chat's own request, and more."""
     text, more, back = (requests.pop(shape.__name__) for shape in TOKEN_SHAPES)
     chat = {**requests["ChatRequest"], "description": "Body of a request for the tokens of a chat."}
     chat["properties"] = chat["properties"] | more["properties"]

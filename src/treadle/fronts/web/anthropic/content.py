@@ -51,8 +51,7 @@ class BlockStream:
     def _reason(self, text: str) -> bytes:
         opened = self._opened(Reasoning, {"type": "thinking", "thinking": "", "signature": ""})
         self._reasoning.append(text)
-        shown = self._display is Display.SHOWN
-        return opened + (self._delta("thinking_delta", thinking=text) if shown else b"")
+        return opened + (self._delta("thinking_delta", thinking=text) if self._display is Display.SHOWN else b"")
 
     def _signature(self) -> str:
         text, self._reasoning = "".join(self._reasoning), []

@@ -77,13 +77,13 @@ class ParsedConversation(ParsedRequest):
         return self.tokens_of(self.prompt.size_bytes(), model)
 
     def outline(self, value: dict[str, Any]) -> dict[str, Any]:
-        kept = {key: value[key] for key in OUTLINED if value.get(key) is not None}
-        if isinstance(kept.get("model"), str):
-            kept["model"] = kept["model"][:MAX_NAME_CHARS]
+        fields = {key: value[key] for key in OUTLINED if value.get(key) is not None}
+        if isinstance(fields.get("model"), str):
+            fields["model"] = fields["model"][:MAX_NAME_CHARS]
         if has_cache_mark(value):
-            kept[CACHE_MARK] = True
-        kept["tools"] = [{"type": kind} for kind in searches_in(value.get("tools"))]
-        return {**dict.fromkeys(self.unknown), **kept, **PLACEHOLDER}
+            fields[CACHE_MARK] = True
+        fields["tools"] = [{"type": kind} for kind in searches_in(value.get("tools"))]
+        return {**dict.fromkeys(self.unknown), **fields, **PLACEHOLDER}
 
 
 class ParsedMessages(ParsedConversation):

@@ -44,4 +44,4 @@ class Reports:
 
 
 REPORTS = Reports()
-"""Those of this process."""
+"""Log of this process."""

@@ -109,9 +109,9 @@ def _choice(choice: Any, specs: tuple[ToolSpec, ...]) -> tuple[ToolChoice, bool]
 
 def _named(name: str | None, specs: tuple[ToolSpec, ...]) -> str:
     if not any(spec.name == name for spec in specs):
-        shown = "missing" if name is None else f"'{name[:64]}'"
+        given = "missing" if name is None else f"'{name[:64]}'"
         known = ", ".join(spec.name for spec in specs[:8]) or "none"
         raise InvalidRequest(
-            f"tool_choice.name is {shown}, and no tool has that name: the tools are {known}", param="tool_choice.name"
+            f"tool_choice.name is {given}, and no tool has that name: the tools are {known}", param="tool_choice.name"
         )
     return str(name)

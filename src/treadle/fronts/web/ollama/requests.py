@@ -196,8 +196,8 @@ def _message(message: dict[str, Any], at: str) -> dict[str, Any]:
 def _outline(value: dict[str, Any], content: dict[str, Any]) -> dict[str, Any]:
     """Return the fields that the event loop needs, with `content` in place of the prompt, tools and format."""
     names = ("stream", "keep_alive", *SHARED)
-    kept = {name: value[name] for name in names if value.get(name) is not None and name != "format"}
-    if isinstance(kept.get("model"), str):
-        kept["model"] = kept["model"][:MAX_NAME_CHARS]
+    fields = {name: value[name] for name in names if value.get(name) is not None and name != "format"}
+    if isinstance(fields.get("model"), str):
+        fields["model"] = fields["model"][:MAX_NAME_CHARS]
     raw = {"raw": True} if value.get("raw") else {}
-    return kept | raw | content
+    return fields | raw | content

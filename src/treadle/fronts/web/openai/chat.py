@@ -144,7 +144,7 @@ class ParsedChat(ParsedOpenAi):
 
 
 def _max_tokens(body: ChatFields, given: Renamed) -> tuple[int | None, str]:
-    """The smaller of both limits, and the name it was given by."""
+    """Return the smaller of both limits, and the name by which it was given."""
     limits = [(given["max_tokens"], given.names.get("max_tokens", "max_tokens"))]
     limits.append((body.max_completion_tokens, "max_completion_tokens"))
     smaller, *larger = sorted(limit for limit in limits if limit[0] is not None) or [(None, "max_tokens")]
@@ -153,7 +153,7 @@ def _max_tokens(body: ChatFields, given: Renamed) -> tuple[int | None, str]:
 
 
 def _logprobs(body: ChatFields) -> int | None:
-    """The number of likely tokens to list with each token; None without log-probabilities."""
+    """Return the number of likely tokens to list with each token; None without log-probabilities."""
     requested = bool(body.top_logprobs) if body.logprobs is None else body.logprobs
     return (body.top_logprobs or 0) if requested else None
 
@@ -172,7 +172,7 @@ def _continues(body: ChatFields) -> bool:
 
 
 def _options(body: ChatFields, value: Mapping[str, Any], reasoning: ReasoningOptions) -> AnswerOptions:
-    """Tools in either form, the output's grammar, and the budget of reasoning."""
+    """Return the tools in either form, the output's grammar, and the budget of reasoning."""
     functions = read_functions(body.functions)
     if functions and body.tools:
         raise InvalidRequest("tools and functions are both given: leave out functions", param="functions")

@@ -143,7 +143,7 @@ class ParsedCompletion(ParsedOpenAi):
 
 
 def _check_counts(prompt: Any) -> None:
-    """Too many are refused before each is looked at."""
+    """Raise InvalidRequest for too many prompts or ids, before each is read."""
     if not isinstance(prompt, list):
         return
     ids = bool(prompt) and isinstance(prompt[0], int)
@@ -153,7 +153,7 @@ def _check_counts(prompt: Any) -> None:
 
 
 def _prompts(body: CompletionFields) -> list[Prompt]:
-    """The prompts, however they were given."""
+    """Return the prompts of each form as a list. Raises InvalidRequest."""
     given: Any = body.prompt
     prompts: list[Prompt] = [given] if isinstance(given, str) or (given and isinstance(given[0], int)) else list(given)
     if not prompts:

@@ -115,9 +115,9 @@ class EmbeddingsAnswer:
 
 def encode_embeddings(found: Embeddings, model: str, *, as_base64: bool) -> bytes:
     """Return the answer in JSON. Each vector is encoded by itself: the encoder holds the GIL for as long as it runs."""
-    shown = _base64 if as_base64 else numbers_of
+    write = _base64 if as_base64 else numbers_of
     data = [
-        encode({"object": "embedding", "index": index, "embedding": shown(vector)})
+        encode({"object": "embedding", "index": index, "embedding": write(vector)})
         for index, vector in enumerate(found.vectors)
     ]
     usage = {"prompt_tokens": found.prompt_tokens, "total_tokens": found.prompt_tokens}

@@ -102,12 +102,12 @@ class ChunkStream:
 def outline_of(value: Mapping[str, Any], acted_on: Collection[str], content: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a request that are acted upon, with `content` in place of its own. A model name of more than
     MAX_NAME_CHARS characters is cut: no model has it."""
-    kept = {key: value[key] for key in acted_on if value.get(key) is not None}
-    if isinstance(kept.get("model"), str):
-        kept["model"] = kept["model"][:MAX_NAME_CHARS]
-    if isinstance(kept.get("options"), dict):
-        kept["options"] = {key: given for key, given in kept["options"].items() if key in OptionFields.model_fields}
-    return {**kept, **content}
+    fields = {key: value[key] for key in acted_on if value.get(key) is not None}
+    if isinstance(fields.get("model"), str):
+        fields["model"] = fields["model"][:MAX_NAME_CHARS]
+    if isinstance(fields.get("options"), dict):
+        fields["options"] = {key: given for key, given in fields["options"].items() if key in OptionFields.model_fields}
+    return {**fields, **content}
 
 
 def _check_context(num_ctx: int | None, limits: Limits) -> None:

@@ -18,7 +18,7 @@ encode = msgspec.json.encode
 
 
 def usage_json(usage: Usage) -> dict[str, Any]:
-    """Token counts of a whole request."""
+    """Return the token counts of a whole request."""
     return {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,

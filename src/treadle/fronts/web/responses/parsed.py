@@ -264,7 +264,7 @@ def _facts(body: ResponseFields, items: Sequence[Item], tools: Tools, reasoning:
         encrypted=ENCRYPTED in include,
         compacts=bool(items) and items[-1]["type"] == TRIGGER,
         repeated=repeated_fields(body, tools, reasoning, summary),
-        names={shown: name for shown, name in tools.names.items() if name != CallName(shown)},
+        names={in_prompt: name for in_prompt, name in tools.names.items() if name != CallName(in_prompt)},
         items=[encode(item) for item in items] if store else [],
         ids=[item["id"] for item in items] if store else [],
         references=[item["id"] for item in items if item["type"] == REFERENCE],

@@ -134,7 +134,7 @@ class BackgroundRun:
                 await news.wait()
 
     def accept(self) -> None:
-        """The request can no longer be refused."""
+        """Mark the request as one that can no longer be refused."""
         if not self.queued.done():
             self.queued.set_result(None)
 

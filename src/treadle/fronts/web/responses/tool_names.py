@@ -13,7 +13,7 @@ class CallName(msgspec.Struct, frozen=True, omit_defaults=True):
     custom: bool = False
 
 
-def shown_name(name: str, namespace: str | None) -> str:
+def prompt_name(name: str, namespace: str | None) -> str:
     """Return the name that the model sees: a tool of a namespace has that before its own."""
     if not namespace:
         return name

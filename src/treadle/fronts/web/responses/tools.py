@@ -19,7 +19,7 @@ from ....errors import InvalidRequest, UnsupportedParameter
 from ....text.formats.base import AUTO, NONE, REQUIRED, ToolChoice, ToolSpec
 from ...field_checks import checked, kind_of, quoted, require_type
 from ...tool_fields import MAX_TOOLS, check_name, read_function, tool_items
-from .tool_names import CallName, shown_name
+from .tool_names import CallName, prompt_name
 
 log = logging.getLogger(__name__)
 
@@ -86,7 +86,7 @@ class Tools:
     def _knows(self, tool: Any, namespace: Any) -> bool:
         named = isinstance(tool, Mapping) and isinstance(tool.get("name"), str)
         namespaced = isinstance(namespace, (str, type(None)))
-        return named and namespaced and shown_name(tool["name"], namespace) in self.names
+        return named and namespaced and prompt_name(tool["name"], namespace) in self.names
 
     def _read(self, tool: Any, at: str) -> None:
         kind = _kind(tool, at)
@@ -142,15 +142,15 @@ class Tools:
         self._add(spec, f"{at}.{DEFINITION}", at, CallName(name, namespace, custom=True))
 
     def _add(self, spec: ToolSpec, place: str, at: str, name: CallName) -> None:
-        shown = check_name(shown_name(spec.name, name.namespace), f"{at}.name")
-        if shown in self.names:
+        in_prompt = check_name(prompt_name(spec.name, name.namespace), f"{at}.name")
+        if in_prompt in self.names:
             raise InvalidRequest(
                 f"{at}.name is '{spec.name}', as an earlier tool's: give each its own name", param=f"{at}.name"
             )
         if len(self.specs) == MAX_TOOLS:
             raise InvalidRequest(f"there are over {MAX_TOOLS} tools: give fewer", param="tools")
-        self.names[shown] = name
-        self.specs.append(msgspec.structs.replace(spec, name=shown))
+        self.names[in_prompt] = name
+        self.specs.append(msgspec.structs.replace(spec, name=in_prompt))
         self.places.append(place)
 
     # The choice --------------------------------------------------------------------------------------------------
@@ -164,7 +164,7 @@ class Tools:
         return ToolChoice(value)
 
     def _chosen(self, value: Any, at: str) -> str:
-        """Return the shown name of the tool that `{"type": ..., "name": ...}` names."""
+        """Return the name in the prompt of the tool that `{"type": ..., "name": ...}` names."""
         kind = _kind(value, at)
         if kind not in (FUNCTION, CUSTOM):
             raise UnsupportedParameter(
@@ -172,13 +172,13 @@ class Tools:
                 param=f"{at}.type",
             )
         name, namespace = value.get("name"), checked(value, "namespace", str, "a string", at)
-        shown = shown_name(name, namespace) if isinstance(name, str) else ""
-        if shown not in self.names or self.names[shown].custom != (kind == CUSTOM):
+        in_prompt = prompt_name(name, namespace) if isinstance(name, str) else ""
+        if in_prompt not in self.names or self.names[in_prompt].custom != (kind == CUSTOM):
             given = quoted(name, 64)
             raise InvalidRequest(
                 f"{at}.name is {given}, and no {kind} tool has that name: {self._listed()}", param=f"{at}.name"
             )
-        return shown
+        return in_prompt
 
     def _allowed(self, value: Mapping[str, Any], at: str) -> ToolChoice:
         mode = value.get("mode", AUTO)

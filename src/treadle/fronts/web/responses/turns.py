@@ -11,7 +11,7 @@ from typing import Any
 
 from .items import LOCAL_CALLS, Item
 from .opaque import REASONING, SUMMARY, unwrap
-from .tool_names import shown_name
+from .tool_names import prompt_name
 
 Turn = dict[str, Any]
 
@@ -73,11 +73,11 @@ class _Turns:
         turn["reasoning_content"] = text if before is None else f"{before}\n\n{text}"
 
     def call(self, item: Item) -> None:
-        self._add_call(item, shown_name(item["name"], item.get("namespace")), item["arguments"])
+        self._add_call(item, prompt_name(item["name"], item.get("namespace")), item["arguments"])
 
     def custom_call(self, item: Item) -> None:
         arguments = json.dumps({"input": item["input"]}, ensure_ascii=False)
-        self._add_call(item, shown_name(item["name"], item.get("namespace")), arguments)
+        self._add_call(item, prompt_name(item["name"], item.get("namespace")), arguments)
 
     def local_call(self, item: Item) -> None:
         kind = item["type"]
