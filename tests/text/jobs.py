@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -74,7 +76,23 @@ def grow(model: Any, params: bytes, payload: bytes, enter: Enter) -> bytes:
     return str(os.getpid()).encode()
 
 
-JOBS = {job.__name__: job for job in (pid, echo, spin, compile_for_ever, eat, refuse, panic, die, hold, grow)}
+def warn(model: Any, params: bytes, payload: bytes, enter: Enter) -> bytes:
+    """Log a line, and warn as Python does, each with the words `params`."""
+    words = params.decode()
+    logging.getLogger("treadle.made_up").warning("%s were left out", words, extra={"fields": {"request": 7}})
+    warnings.warn(f"{words} are old", DeprecationWarning, stacklevel=1)
+    warnings.warn(f"{words} are odd", UserWarning, stacklevel=1)
+    return b"warned"
+
+
+def warn_often(model: Any, params: bytes, payload: bytes, enter: Enter) -> bytes:
+    for i in range(int(params)):
+        logging.getLogger("treadle.made_up").warning("line %d", i)
+    raise ContextLengthExceeded("too long", param="messages")
+
+
+_ALL = (pid, echo, spin, compile_for_ever, eat, refuse, panic, die, hold, grow, warn, warn_often)
+JOBS = {job.__name__: job for job in _ALL}
 
 
 def refuse_folder(folder: Path) -> None:

@@ -40,6 +40,7 @@ from .messages import (
     write,
 )
 from .stages import STAGES
+from .worker_log import LineCollector
 
 if TYPE_CHECKING:
     from ..tokenizer import TextModel
@@ -62,30 +63,36 @@ class ForkServer:
         self._load = load
         self._stages = mmap(-1, SLOTS)
         self._pids: dict[int, int] = {}
+        self._log = LineCollector()
 
     # Loading ---------------------------------------------------------------------------------------------------
 
     def load(self) -> bool:
         """Load the model and report success or failure; True on success."""
+        self._log.install()
         try:
             limits.limit_memory(self._load.memory_bytes)
             self._model, self._jobs = self._load_model(), load_object(self._load.jobs)
             self._stage("measuring how fast this machine reads text", TOKENIZER_CPU_S)
             from ..packed_view import pack
 
-            message = Loaded(pack(self._model), measure_speeds(self._model))
+            view, speeds = pack(self._model), measure_speeds(self._model)
+            message = Loaded(view, speeds, self._log.take())
             limits.limit_cpu(0.0)
             limits.lift_memory_limit()
             write(self._sock, message)
             return True
         except TreadleError as error:
-            write(self._sock, LoadFailed(error.code, error.message, error.param))
+            self._report_failure(error.message, error.code, error.param)
         except MemoryError:
-            write(self._sock, LoadFailed(ModelError.code, self._too_large()))
+            self._report_failure(self._too_large())
         except BaseException as error:  # includes panics of native libraries
             cause = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-            write(self._sock, LoadFailed(ModelError.code, f"{self._load.folder}: {self._stage_name} failed ({cause})"))
+            self._report_failure(f"{self._load.folder}: {self._stage_name} failed ({cause})")
         return False
+
+    def _report_failure(self, message: str, code: str = ModelError.code, param: str | None = None) -> None:
+        write(self._sock, LoadFailed(code, message, param, self._log.take()))
 
     def _load_model(self) -> TextModel:
         load, folder = self._load, Path(self._load.folder)
@@ -178,7 +185,7 @@ class ForkServer:
             limits.limit_memory(self._load.worker_bytes)
             from .worker import Worker
 
-            Worker(sock, self._model, self._jobs, self._stages, number % SLOTS).serve()
+            Worker(sock, self._model, self._jobs, self._stages, number % SLOTS, self._log).serve()
         finally:
             os._exit(0)
 

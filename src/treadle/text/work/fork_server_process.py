@@ -32,6 +32,7 @@ from .messages import (
     frame_start,
     from_server,
 )
+from .worker_log import log_load
 
 log = logging.getLogger(__name__)
 
@@ -131,6 +132,8 @@ class ForkServerProcess:
                 raise ModelError(f"{order.folder}: {stage.name} did not end: use another model") from None
             except (EOFError, OSError):
                 raise ModelError(f"{order.folder}: {stage.name} {await self._describe_end(stage)}") from None
+            if isinstance(message, LoadFailed | Loaded) and message.log is not None:
+                log_load(message.log)
             if isinstance(message, LoadFailed):
                 raise _error_of(message)
             if isinstance(message, Loaded):

@@ -21,6 +21,22 @@ class Message(msgspec.Struct, frozen=True, tag=True):
     """Base of every message."""
 
 
+class LogLine(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A line of a text process's log: the logger's name, the level, the message, and the event's fields."""
+
+    logger: str
+    level: int
+    message: str
+    fields: tuple[tuple[str, Any], ...] = ()
+
+
+class LogLines(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Lines of a text process's log, and the number of further ones."""
+
+    lines: tuple[LogLine, ...]
+    dropped: int = 0
+
+
 # To the fork server
 
 
@@ -80,6 +96,7 @@ class Loaded(Message, frozen=True):
 
     view: Packed
     speeds: Speeds
+    log: LogLines | None = None
 
 
 class LoadFailed(Message, frozen=True):
@@ -88,6 +105,7 @@ class LoadFailed(Message, frozen=True):
     code: str
     message: str
     param: str | None = None
+    log: LogLines | None = None
 
 
 class Forked(Message, frozen=True):
@@ -116,13 +134,14 @@ class Order(Message, frozen=True):
     cpu_s: float
 
 
-class Done(Message, frozen=True):
+class Done(Message, frozen=True, omit_defaults=True):
     """The frame's payload is the job's result. `last`: the worker has exited after it."""
 
     last: bool = False
+    log: LogLines | None = None
 
 
-class Failed(Message, frozen=True):
+class Failed(Message, frozen=True, omit_defaults=True):
     """The job failed with this error. `fault` says what went wrong where the job did not refuse the request."""
 
     code: str
@@ -130,6 +149,7 @@ class Failed(Message, frozen=True):
     param: str | None = None
     last: bool = False
     fault: str = ""
+    log: LogLines | None = None
 
 
 ToServer = Load | Fork | Kill

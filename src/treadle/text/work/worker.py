@@ -12,11 +12,14 @@ from collections.abc import Callable, Mapping
 from mmap import mmap
 from typing import Any
 
+import msgspec
+
 from ...errors import InvalidRequest, ModelError, TreadleError
 from ..tokenizer import TextModel
 from . import limits
 from .messages import Done, Failed, FromWorker, Order, order_of, read, write
 from .stages import IDLE, STAGES, refusal
+from .worker_log import LineCollector
 
 MAX_GROWTH_BYTES = 48 << 20
 """A worker whose resident memory has grown by more than this exits after its job, and is replaced."""
@@ -27,14 +30,23 @@ Job = Callable[[TextModel, bytes, bytes, Enter], bytes]
 
 
 class Worker:
-    """A worker's loop. `stages` is the shared memory, `slot` this worker's byte in it."""
+    """A worker's loop. `stages` is the shared memory, `slot` this worker's byte in it, `log` this process's lines."""
 
-    def __init__(self, sock: socket.socket, model: TextModel, jobs: Mapping[str, Job], stages: mmap, slot: int) -> None:
+    def __init__(
+        self,
+        sock: socket.socket,
+        model: TextModel,
+        jobs: Mapping[str, Job],
+        stages: mmap,
+        slot: int,
+        log: LineCollector,
+    ) -> None:
         self._sock = sock
         self._model = model
         self._jobs = jobs
         self._stages = stages
         self._slot = slot
+        self._log = log
         self._resident = limits.resident_bytes()
 
     def serve(self) -> None:
@@ -42,6 +54,8 @@ class Worker:
         while (frame := read(self._sock, order_of)) is not None:
             order, payload = frame
             message, result = self._run_job(order, payload)
+            if (lines := self._log.take()) is not None:
+                message = msgspec.structs.replace(message, log=lines)
             write(self._sock, message, result)
             if message.last:
                 return

@@ -37,6 +37,7 @@ from .item_queue import ItemQueue
 from .messages import Done, Exited, Failed, Load, Order, Speeds, from_worker
 from .stages import refusal
 from .work_item import Counters, WorkerHandle, WorkItem, cpu_limit_s, error_from
+from .worker_log import WorkerLog
 from .worker_set import WorkerSet
 
 log = logging.getLogger(__name__)
@@ -82,6 +83,7 @@ class WorkerPool:
         self._unavailable: TreadleError = EngineUnavailable("the model's tokenizer is still loading", retry_after_s=2.0)
         self._load_s = 1.0
         self._faults = FaultLog(clock)
+        self._log = WorkerLog(clock)
         self._tasks = BackgroundTasks()
         self._closed = False
         self._failure: asyncio.Event = asyncio.Event()
@@ -221,6 +223,8 @@ class WorkerPool:
             await self._on_worker_lost(worker, item, late=False)
             return
         self.counters.record(self._clock() - began)
+        if message.log is not None:
+            self._log.write(message.log)
         item.resolve(payload if isinstance(message, Done) else self._reported(message))
         self._release(worker, message.last)
 
