@@ -174,6 +174,26 @@ def test_a_schema_that_no_grammar_holds_is_loose_unless_it_is_strict() -> None:
     assert str(caught.value.param).startswith("functions[0].parameters.properties.x")
 
 
+def test_the_reason_of_a_loose_tool_is_the_same_at_each_place() -> None:
+    """Clients send the same tools with each request, in varying lists: the reason is logged once."""
+    loose = ToolSpec("loose", parameters=UNSUPPORTED)
+    first, second = (prepared(AnswerOptions(tools)).loose_tools for tools in ((loose,), (WEATHER, CLOCK, loose)))
+    assert first == second
+    assert first["loose"].startswith("properties.x.uniqueItems is not supported")
+
+
+def test_a_record_of_zod_is_enforced() -> None:
+    """Claude Code describes the metadata of its tasks so."""
+    record = {"type": "object", "propertyNames": {"type": "string"}, "additionalProperties": {}}
+    tool = ToolSpec("TaskCreate", parameters={"type": "object", "properties": {"metadata": record}})
+    found = prepared(AnswerOptions((tool,), ToolChoice("required")))
+    assert found.loose_tools == {}
+    assert found.constraint is not None
+    call = '<tool_call>\n{"name": "TaskCreate", "arguments": {"metadata": %s}}\n</tool_call>'
+    assert takes(found.constraint.grammar, call % '{"a": [1], "b": null}')
+    assert not takes(found.constraint.grammar, call % '"a"')
+
+
 def test_the_names_of_loose_parameters_stay() -> None:
     """A format that writes each argument by its name could write none without them."""
     found = prepared(AnswerOptions((ToolSpec("loose", parameters=UNSUPPORTED),), ToolChoice("required")))

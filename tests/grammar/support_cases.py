@@ -188,8 +188,18 @@ KEYWORDS = (
     ),
     Keyword(
         "propertyNames",
-        "an enum or a pattern, where `properties` and `patternProperties` are not given",
+        "an enum or a pattern, where `properties` and `patternProperties` are not given; or the type string alone",
         (
+            Case(
+                {"type": "object", "propertyNames": {"type": "string"}, "additionalProperties": {}},
+                ({}, {"a": [1], "b": "x"}),
+                ([], "a"),
+            ),
+            Case(
+                obj({"a": INT}, propertyNames={"type": "string"}, additionalProperties=TEXT),
+                ({"a": 1}, {"a": 1, "b": "x"}),
+                ({"a": "x"}, {"b": 1}),
+            ),
             Case(
                 {"type": "object", "propertyNames": {"enum": ["a", "b"]}, "additionalProperties": INT},
                 ({}, {"a": 1}, {"a": 1, "b": 2}),
@@ -198,6 +208,9 @@ KEYWORDS = (
             Case({"type": "object", "propertyNames": {"pattern": "^[a-z]+$"}}, ({}, {"abc": [1]}), ({"A": 1}, {"": 1})),
             Refused(obj({"a": INT}, propertyNames={"pattern": "^a"}), ".propertyNames"),
             Refused({"type": "object", "propertyNames": {"maxLength": 3}}, ".propertyNames"),
+            Refused({"type": "object", "propertyNames": {"type": "string", "minLength": 1}}, ".propertyNames"),
+            Refused({"type": "object", "propertyNames": {"type": "integer"}}, ".propertyNames"),
+            Refused({"type": "object", "propertyNames": {"type": "string", "not": {"const": "a"}}}, ".propertyNames"),
         ),
     ),
     Keyword(

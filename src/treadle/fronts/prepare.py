@@ -133,7 +133,7 @@ class _Tools:
         except InvalidRequest as error:
             if tool.strict:
                 raise
-            self.loose[tool.name] = error.message
+            self.loose[tool.name] = error.message.removeprefix(f"{place}.")  # its index varies among requests
             return _with_any_values(tool)
         return tool
 

@@ -6,7 +6,6 @@ A job takes and returns bytes, so that no part of a request's content becomes Py
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,6 +16,7 @@ import msgspec
 from ..errors import ContextLengthExceeded, InvalidRequest
 from ..text.work.stages import COMPILING, RENDERING, STAGES, TOKENIZING
 from .answer_options import NO_OPTIONS, AnswerOptions, tool_definitions
+from .log_once import LogOnce
 from .prepared import NOTHING, Prepared, PreparedPrompts
 from .validate import Limits, ValidatedRequest, completion_budget
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ..text import TextModel
 
 log = logging.getLogger(__name__)
+_loose_tools = LogOnce(log)
 
 Enter = Callable[[int], None]
 BUNDLE_CPU_S = 60.0
@@ -265,10 +266,10 @@ def prompts_of(found: Tokenized, params: ValidatedRequest, limits: Limits, param
     return PreparedPrompts([ids_of(data) for data in found.ids], found.prepared)
 
 
-@functools.lru_cache(maxsize=256)
 def _report_loose_tool(name: str, reason: str) -> None:
     """Log once that a tool's arguments are not held to its schema."""
-    log.warning(
+    _loose_tools.warn(
+        (name, reason),
         "calls of the tool %s may have any arguments, as its schema can't be enforced (%s): change the schema, or ask "
         "for strict to have such a schema refused",
         name,

@@ -325,10 +325,12 @@ class _Rewriter:
             return source
         place = below(at.place, "propertyNames")
         target = self._target(names, at.below("propertyNames"))
+        rest = {key: part for key, part in source.items() if key != "propertyNames"}
+        if _is_any_text(target):
+            return rest
         if "properties" in source or "patternProperties" in source:
             raise refusal(place, "is not supported beside properties: describe the names with patternProperties")
         value = source.get("additionalProperties", True)
-        rest = {key: part for key, part in source.items() if key != "propertyNames"}
         if all(isinstance(name, str) for name in target.get("enum", [0])):
             return rest | {"properties": dict.fromkeys(target["enum"], value), "additionalProperties": False}
         if isinstance(target.get("pattern"), str) and not {*target} & ({*ASSERTIONS, *APPLICATORS} - {"pattern"}):
@@ -359,6 +361,12 @@ def _apart(out: dict[str, Any]) -> list[dict[str, Any]]:
     number = {key: out[key] for key in OF_NUMBERS if key in out}
     rest = {key: value for key, value in out.items() if key not in OF_NUMBERS}
     return [{**number, "type": numeric}, *([{**rest, "type": others}] if others else [])]
+
+
+def _is_any_text(target: dict[str, Any]) -> bool:
+    """Whether all texts are valid, so that names may be any: Zod writes such a schema for the names of its records."""
+    of_type = "string" in keywords.types_of({"type": target.get("type", [])})
+    return of_type and not {*target} & {*ASSERTIONS, *APPLICATORS, *VALUES}
 
 
 def _is_plain(part: Any) -> bool:

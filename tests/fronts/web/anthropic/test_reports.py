@@ -6,8 +6,9 @@ import pytest
 
 from tests.fronts.web.anthropic.scenes import COUNT, HI, PATH, TOOLS, answering
 from tests.support.aio import in_loop
+from treadle.fronts.log_once import MOST
 from treadle.fronts.web.anthropic import messages
-from treadle.fronts.web.anthropic.reports import MOST, Reports
+from treadle.fronts.web.anthropic.reports import Reports
 
 
 @pytest.fixture(autouse=True)
@@ -33,4 +34,5 @@ def test_the_log_is_bounded(caplog: pytest.LogCaptureFixture) -> None:
     reports = Reports()
     for i in range(10 * MOST):
         reports.unknown_fields([f"field {i}"])
-    assert len(caplog.records) == MOST
+    assert len(caplog.records) == MOST + 1
+    assert "further ones are not logged" in caplog.messages[-1]

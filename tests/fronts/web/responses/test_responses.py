@@ -29,6 +29,8 @@ from tests.support.aio import in_loop
 from tests.support.answers import Answers
 from tests.support.asgi import post
 from tests.support.bytes_text import bytes_text
+from treadle.fronts import text_jobs
+from treadle.fronts.log_once import LogOnce
 
 CODEX = json.loads(Path(__file__).with_name("codex_request.json").read_text(encoding="utf-8"))
 PATCH = {"type": "custom", "name": "patch", "description": "Patches files."}
@@ -168,8 +170,9 @@ async def test_a_regex_of_a_custom_tool_is_enforced_and_a_wrong_one_refused() ->
 
 @in_loop
 async def test_a_lark_grammar_of_a_custom_tool_is_enforced_and_a_wrong_one_refused(
-    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    monkeypatch.setattr(text_jobs, "_loose_tools", LogOnce(text_jobs.log))
     shape = {"type": "grammar", "syntax": "lark", "definition": 'start: "say " /[^"]+/'}
     async with answering(CALL) as f:
         await respond(f, tools=[{**PATCH, "format": shape}], tool_choice="required")

@@ -7,7 +7,6 @@ Tools that OpenAI runs itself are left out, with a line in the log: a model that
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -18,10 +17,12 @@ import msgspec
 from ....errors import InvalidRequest, UnsupportedParameter
 from ....text.formats.base import AUTO, NONE, REQUIRED, ToolChoice, ToolSpec
 from ...field_checks import checked, kind_of, quoted, require_type
+from ...log_once import LogOnce
 from ...tool_fields import MAX_TOOLS, check_name, read_function, tool_items
 from .tool_names import CallName, prompt_name
 
 log = logging.getLogger(__name__)
+_hosted_tools = LogOnce(log)
 
 FUNCTION, CUSTOM, NAMESPACE, ALLOWED = "function", "custom", "namespace", "allowed_tools"
 HOSTED = (
@@ -244,11 +245,11 @@ def _repeated(tool: Mapping[str, Any]) -> dict[str, Any]:
     return {"description": None, "parameters": None, "strict": None, **tool}
 
 
-@functools.lru_cache(maxsize=64)
 def _report_hosted(kind: str) -> None:
     """Log once that tools of a type are left out."""
-    log.warning(
+    _hosted_tools.warn(
+        kind[:40],
         "requests have the tool %s, which this server does not run: the model is not told of it; switch it off in the "
         "client, or give it as a function",
-        kind,
+        kind[:40],
     )
