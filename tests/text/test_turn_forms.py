@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -310,6 +311,101 @@ def test_a_system_turn_behind_a_result_stays_there(source: str) -> None:
     """Claude Code adds one after each result: were it moved, no cached prefix would fit."""
     text = written(source, [user("one"), call(), result("two"), system("three")])
     assert text.index("one") < text.index("two") < text.index("three")
+
+
+# Neighbours of one role -----------------------------------------------------------------------------------------
+
+GEMMA = (
+    "{% if messages[0].role == 'system' %}{% set before = messages[0].content ~ '\n\n' %}{% set turns = messages[1:] %}"
+    "{% else %}{% set before = '' %}{% set turns = messages %}{% endif %}{% for m in turns %}"
+    "{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('roles must alternate') }}{% endif %}"
+    "{{ '<start_of_turn>' ~ m.role ~ '\n' ~ (before if loop.first) ~ (m.content | trim) ~ '<end_of_turn>\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}"
+)
+LAST_ONLY = (
+    "{% for m in messages %}{% if loop.last or m.role != loop.nextitem.role %}"
+    f"{HEAD}{{{{ m.content }}}}{END}{{% endif %}}{{% endfor %}}{ASK}"
+)
+NEIGHBOURS: dict[str, list[dict[str, Any]]] = {
+    "users": [user("one"), user("two"), user("three")],
+    "users later": [user("one"), said("two"), user("three"), user("four")],
+    "assistants": [user("one"), said("two"), said("three"), user("four")],
+    "systems": [system("one"), system("two"), user("three"), user("four")],
+    "behind a result": [user("one"), call(), result("two"), user("three"), user("four"), said("five"), user("six")],
+    "text and a call": [user("one"), said("two"), call(), result("three"), user("four")],
+}
+ALL = {**SOURCES, "gemma": GEMMA, "last only": LAST_ONLY}
+
+
+@pytest.mark.parametrize("source", ALL.values(), ids=ALL)
+@pytest.mark.parametrize("turns", NEIGHBOURS.values(), ids=NEIGHBOURS)
+def test_neighbours_of_one_role_are_written_in_order(source: str, turns: list[dict[str, Any]]) -> None:
+    text = written(source, turns)
+    places = [text.index(turn["content"] or "weather") for turn in turns]
+    assert places == sorted(places)
+
+
+@pytest.mark.parametrize("source", ALL.values(), ids=ALL)
+@pytest.mark.parametrize("turns", NEIGHBOURS.values(), ids=NEIGHBOURS)
+def test_a_conversation_begins_alike_as_it_grows(source: str, turns: list[dict[str, Any]]) -> None:
+    """A later turn changes no earlier one, whatever the template takes: else no cached prefix would fit."""
+    traits = template(source).traits
+    more = [*turns, said("seven"), said("eight"), user("nine"), system("ten"), user("eleven")]
+    for end in range(1, len(more)):
+        before, after = (next(forms(more[:n], None, traits, PastCallWriter().write)) for n in (end, end + 1))
+        assert before[:-1] == after[: len(before) - 1]
+        assert after[len(before) - 1]["content"].startswith(before[-1]["content"])
+
+
+@pytest.mark.parametrize("source", [CHATML, QWEN3])
+def test_neighbours_stay_apart_where_the_template_takes_them(source: str) -> None:
+    turns = [system("a"), system("b"), user("c"), user("d"), said("e"), said("f"), user("g")]
+    assert forms_of(source, turns)[0] == turns
+
+
+ALTERNATING_CALLS = ALTERNATING.replace(
+    f"{END}{{% endfor %}}", CALLS.replace("ARGUMENTS", "{{ c.function.arguments | tojson }}") + f"{END}{{% endfor %}}"
+)
+
+
+def test_joined_turns_keep_their_parts_reasoning_and_calls() -> None:
+    parts = [{"type": "text", "text": "b"}, {"type": "text", "text": "c"}]
+    turns = [
+        user("a"),
+        {**user(""), "content": parts},
+        {**said("d"), "reasoning_content": "one"},
+        {**said(""), "reasoning_content": "two"},
+        {**call(), "content": "e"},
+        result("f"),
+    ]
+    first, second, _ = forms_of(ALTERNATING_CALLS, turns)[0]
+    assert first == user("a\n\nbc")
+    assert (second["content"], second["reasoning_content"]) == ("d\n\ne", "one\n\ntwo")
+    assert [made["function"]["name"] for made in second["tool_calls"]] == ["weather"]
+
+
+def test_system_turns_at_the_beginning_are_one_where_the_template_takes_one() -> None:
+    turns = [system("a"), {**system(""), "content": [{"type": "text", "text": "b"}]}, user("c")]
+    assert forms_of(GEMMA, turns)[0] == [system("a\n\nb"), user("c")]
+    text = written(GEMMA, turns, [TOOL])
+    assert text.index("a\n\nb\n\nYou can call functions") < text.index("c<end_of_turn>")
+
+
+def test_many_neighbours_are_joined_in_little_time() -> None:
+    turns = [user("x" * 20)] * 50_000
+    began = time.process_time()
+    (joined,) = forms_of(GEMMA, turns)[0]
+    assert time.process_time() - began < 2.0
+    assert len(joined["content"]) == 50_000 * 22 - 2
+
+
+def test_a_template_that_refuses_more_than_its_traits_say_gets_joined_neighbours() -> None:
+    once = (
+        "{% for m in messages %}{% if loop.index0 > 5 and m.role == 'user' and loop.previtem.role == 'user' %}"
+        f"{{{{ raise_exception('no') }}}}{{% endif %}}{HEAD}{{{{ m.content }}}}{END}{{% endfor %}}{ASK}"
+    )
+    turns = [user("a"), said("b"), user("c"), said("d"), user("e"), said("f"), user("g"), user("h")]
+    assert "g\n\nh" in written(once, turns)
 
 
 # Special tokens -------------------------------------------------------------------------------------------------

@@ -34,8 +34,10 @@ class TemplateTraits:
     `several_calls`: more than one call in a turn. `text_beside_reasoning`: a turn with calls may have both text and
     reasoning (gpt-oss takes one of them). `results`: turns of role tool. `short_ids`: ids of calls must have nine
     characters (Mistral). `system`: a system turn at the beginning; `several_systems`: more than one there;
-    `later_systems`: also between and behind other turns. Each only counts where the texts keep their order. `probed`:
-    all texts that the probes gave.
+    `later_systems`: also between and behind other turns. `user_pairs`, `assistant_pairs`: two turns of that role in a
+    row; `call_behind_text`, `user_behind_result`: a turn with a call behind the assistant's text, and a user's turn
+    behind the result of a call. Each only counts where the texts keep their order. `probed`: all texts that the probes
+    gave.
     """
 
     tools: bool = False
@@ -48,6 +50,10 @@ class TemplateTraits:
     system: bool = True
     several_systems: bool = True
     later_systems: bool = True
+    user_pairs: bool = True
+    assistant_pairs: bool = True
+    call_behind_text: bool = True
+    user_behind_result: bool = True
     probed: str = ""
 
 
@@ -65,18 +71,25 @@ def probe(render: Render) -> TemplateTraits:
     short_ids = _VALUE not in recorded(_call({_KEY: _VALUE}, _LONG_ID)) and _VALUE not in recorded(_call(_TEXT))
     call_id = _SHORT_ID if short_ids else _LONG_ID
     arguments = _arguments_form(recorded, call_id)
+    result = [] if arguments is None else _result(arguments, call_id)
+    results = arguments is not None and _in_order(recorded(result), 2)
     return TemplateTraits(
         tools=_TOOL in recorded(_turns("user"), [_tool()]),
         tools_in_system=_TOOL in recorded([{**_turns("system")[0], "tools": _TOOL}, *_turns("user")]),
         arguments=arguments,
         several_calls=arguments is None or _SECOND in recorded(_calls(arguments, call_id)),
         text_beside_reasoning=arguments is None or _WORDS[1] in recorded(_reasoned_call(arguments, call_id)),
-        results=arguments is not None and _in_order(recorded(_result(arguments, call_id)), 2),
+        results=results,
         short_ids=short_ids and arguments is not None,
         system=all(word in system_first for word in _WORDS[:2]),
         several_systems=_in_order(recorded(_turns("system", "system", "user")), 3),
         later_systems=_in_order(recorded(_turns("user", "assistant", "system", "user")), 4)
         and _in_order(recorded(_turns("user", "assistant", "user", "system")), 4),
+        user_pairs=_in_order(recorded(_turns("user", "user")), 2)
+        and _in_order(recorded(_turns("user", "assistant", "user", "user")), 4),
+        assistant_pairs=_in_order(recorded(_turns("user", "assistant", "assistant", "user")), 4),
+        call_behind_text=arguments is None or _in_order(recorded(_call_behind_text(arguments, call_id)), 3),
+        user_behind_result=not results or _in_order(recorded([*result, _turns("", "", "user")[2]]), 3),
         probed="".join(seen),
     )
 
@@ -112,6 +125,11 @@ def _reasoned_call(arguments: ArgumentsForm, call_id: str) -> list[Turn]:
 def _result(arguments: ArgumentsForm, call_id: str) -> list[Turn]:
     result = {"role": "tool", "content": _WORDS[1], "tool_call_id": call_id, "name": _TOOL}
     return [*_call(_given(arguments), call_id), result]
+
+
+def _call_behind_text(arguments: ArgumentsForm, call_id: str) -> list[Turn]:
+    value = {_KEY: _WORDS[2]} if arguments is not ArgumentsForm.TEXT else f'{{"{_KEY}": "{_WORDS[2]}"}}'
+    return [*_turns("user", "assistant"), _call(value, call_id)[1]]
 
 
 def _given(arguments: ArgumentsForm) -> Any:

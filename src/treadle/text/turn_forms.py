@@ -1,11 +1,15 @@
-"""Conversations in the forms that a chat template writes: tools, calls, their results, and system turns.
+"""Conversations in the forms that a chat template writes: tools, calls, their results, system turns, and neighbours of
+one role.
 
-A turn that the template can't write becomes text at the same place. No turn is moved.
+A turn that the template can't write becomes text at the same place. No turn is moved. Neighbours of one role stay apart
+where the template takes that, and are one turn elsewhere. Both follow from the template's traits, not from the rest of
+the conversation, so that the same beginning is written alike as a conversation grows.
 """
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -16,7 +20,7 @@ from .template_traits import ArgumentsForm, TemplateTraits
 Turn = dict[str, Any]
 WriteCalls = Callable[[Sequence[Mapping[str, Any]]], str]
 
-_CONVERTED = "_converted"
+_RESULT = "_result"
 _SHORT_ID_CHARS = 9
 _TOOLS_PROMPT = """You can call functions. Each is described by its name and a JSON schema of its parameters:
 <tools>
@@ -39,25 +43,33 @@ def forms(
 
     Tools and turns that the template never writes are text in all of them: tools are described in the first system
     turn (in its key `tools`, where the template reads that), later system turns and results of calls become turns of
-    the user. Where the template refuses those, they are joined with the user's turn or the result next to them, and a
-    result without a call becomes text too.
+    the user. Neighbours that the template does not take are one turn. Where it refuses that form, all neighbours are
+    joined, and in the last form a result without a call becomes text too.
     """
     named = _with_names(turns if traits.several_calls else _with_single_calls(turns))
+    if traits.system and not traits.several_systems:
+        named = _with_one_system(named)
     if tools and not traits.tools:
         named = _with_system_tools(named, tools) if traits.tools_in_system else _with_tools_prompt(named, tools)
-    leading = next((i for i, turn in enumerate(named) if turn["role"] != "system"), len(named))
-    first = [_fitted(turn, i, leading, traits, write_calls) for i, turn in enumerate(named)]
-    yield _clean(_join_results(first))
-    joined = _join_converted(_join_results(first))
+    leading = _leading_systems(named)
+    fitted = [_fitted(turn, i, leading, traits, write_calls) for i, turn in enumerate(named)]
+    first = _join_neighbours(fitted, traits)
+    yield _clean(first)
+    joined = _join_neighbours(fitted, _NO_PAIRS)
     if joined != first:
         yield _clean(joined)
     if orphans := _orphans(named):
-        texts = [_result_text(named[i]) if i in orphans else turn for i, turn in enumerate(first)]
-        yield _clean(_join_converted(_join_results(texts)))
+        texts = [_result_text(named[i]) if i in orphans else turn for i, turn in enumerate(fitted)]
+        yield _clean(_join_neighbours(texts, _NO_PAIRS))
 
 
 def _clean(turns: Sequence[Turn]) -> list[Turn]:
-    return [{key: value for key, value in turn.items() if key != _CONVERTED} for turn in turns]
+    return [{key: value for key, value in turn.items() if key != _RESULT} for turn in turns]
+
+
+def _leading_systems(turns: Sequence[Turn]) -> int:
+    """Return the number of system turns at the beginning."""
+    return next((i for i, turn in enumerate(turns) if turn["role"] != "system"), len(turns))
 
 
 # Tools and calls ------------------------------------------------------------------------------------------------
@@ -122,7 +134,7 @@ def _fitted(turn: Turn, index: int, leading: int, traits: TemplateTraits, write_
     """Return turn `index` in the template's form; the first `leading` turns are system turns."""
     role = turn["role"]
     if role == "system" and not _takes_system(index, leading, traits):
-        return {**turn, "role": "user", _CONVERTED: True}
+        return {**turn, "role": "user"}
     if role == "tool" and not traits.results:
         return _result_text(turn)
     if turn.get("tool_calls"):
@@ -178,7 +190,7 @@ def _call_text(turn: Turn, write_calls: WriteCalls) -> Turn:
 def _result_text(turn: Turn) -> Turn:
     """Return the result of a call as a turn of the user."""
     text = f"<tool_response>\n{_text(turn)}\n</tool_response>"
-    return {"role": "user", "content": text, _CONVERTED: "result"}
+    return {"role": "user", "content": text, _RESULT: True}
 
 
 def _orphans(turns: Sequence[Turn]) -> frozenset[int]:
@@ -196,36 +208,61 @@ def _orphans(turns: Sequence[Turn]) -> frozenset[int]:
 # Joining --------------------------------------------------------------------------------------------------------
 
 
-def _join_results(turns: Sequence[Turn]) -> list[Turn]:
-    """Join results that became text with each other, as one turn of the user."""
-    joined: list[Turn] = []
-    for turn in turns:
-        if joined and turn.get(_CONVERTED) == joined[-1].get(_CONVERTED) == "result":
-            joined[-1] = _append(joined[-1], turn["content"], "\n")
-        else:
-            joined.append(turn)
-    return joined
+_NO_PAIRS = TemplateTraits(user_pairs=False, assistant_pairs=False, call_behind_text=False, user_behind_result=False)
 
 
-def _join_converted(turns: Sequence[Turn]) -> list[Turn]:
-    """Join each turn that became the user's with the user's turn or the result before it, or the user's turn behind
-    it."""
-    joined: list[Turn] = []
+def _with_one_system(turns: Sequence[Turn]) -> list[Turn]:
+    """Return the turns with the system turns at the beginning as one."""
+    count = _leading_systems(turns)
+    return [*([_as_one(turns[:count])] if count else ()), *turns[count:]]
+
+
+def _join_neighbours(turns: Sequence[Turn], traits: TemplateTraits) -> list[Turn]:
+    """Join neighbours that a template with these traits does not take, and results that became text."""
+    groups: list[list[Turn]] = []
     for turn in turns:
-        last = joined[-1] if joined else {"role": ""}
-        either = turn.get(_CONVERTED) or last.get(_CONVERTED)
-        if either and turn["role"] == "user" and last["role"] in ("user", "tool"):
-            joined[-1] = {**_append(last, _text(turn)), _CONVERTED: turn.get(_CONVERTED)}
+        if groups and _belongs(turn, groups[-1], traits):
+            groups[-1].append(turn)
         else:
-            joined.append(turn)
-    return joined
+            groups.append([turn])
+    return [_as_one(group) for group in groups]
+
+
+def _belongs(turn: Turn, group: Sequence[Turn], traits: TemplateTraits) -> bool:
+    """Whether a turn is joined with the group before it, which becomes a turn of its first one's role."""
+    match (group[0]["role"], turn["role"]):
+        case ("user", "user"):
+            return not traits.user_pairs or (_RESULT in turn and _RESULT in group[-1])
+        case ("tool", "user"):
+            return not traits.user_behind_result
+        case ("assistant", "assistant"):
+            taken = traits.call_behind_text if turn.get("tool_calls") else traits.assistant_pairs
+            return not (taken or group[-1].get("tool_calls"))
+    return False
+
+
+def _as_one(group: Sequence[Turn]) -> Turn:
+    """Return a group as one turn of its first one's role, with the texts, the reasoning and the calls of all."""
+    first, last = group[0], group[-1]
+    if first is last:
+        return first
+    reasoning = [turn["reasoning_content"] for turn in group if turn.get("reasoning_content")]
+    joined = {**first, "content": _joined_text([turn for turn in group if turn["content"]])}
+    joined |= {"reasoning_content": "\n\n".join(reasoning)} if reasoning else {}
+    return joined | ({"tool_calls": last["tool_calls"]} if last.get("tool_calls") else {})
+
+
+def _joined_text(turns: Sequence[Turn]) -> str:
+    """Return the turns' texts as one, results apart by a line break and others by an empty line."""
+    parts = [_text(turn) for turn in turns[:1]]
+    for before, turn in itertools.pairwise(turns):
+        parts += ["\n" if _RESULT in before and _RESULT in turn else "\n\n", _text(turn)]
+    return "".join(parts)
 
 
 def _append(turn: Turn, text: str, between: str = "\n\n") -> Turn:
-    content = turn["content"]
-    if isinstance(content, list):
-        return {**turn, "content": [*content, {"type": "text", "text": between * bool(content) + text}]}
-    return {**turn, "content": content + between + text if content else text}
+    before = _text(turn)
+    return {**turn, "content": before + between + text if before and text else before + text}
 
 
 def _text(turn: Turn) -> str:

@@ -176,22 +176,6 @@ def test_calls_of_tools_that_openai_models_know_are_calls() -> None:
     assert result == {"role": "tool", "tool_call_id": "c", "content": "files"}
 
 
-STRICT = (
-    "{% set ns = namespace(last='') %}{% for m in messages %}"
-    "{% if m.role == ns.last %}{{ raise_exception('Conversation roles must alternate') }}{% endif %}"
-    "{% set ns.last = m.role %}{{ m.role ~ ':' ~ m.content ~ ';' }}{% endfor %}"
-)
-
-
-@in_loop
-async def test_neighbours_are_joined_where_the_template_refuses_them() -> None:
-    model = bytes_text(context=10_000, chat_template=STRICT)
-    async with front(Answers(model, "Hello."), text=model) as f:
-        await respond(f, [user("a"), user("b"), {"role": "assistant", "content": "c"}, user("d")])
-        prompt = prompt_of(f, model=model)
-        assert prompt.endswith("user:a\n\nb;assistant:c;user:d;")
-
-
 # Truncation -----------------------------------------------------------------------------------------------------
 
 

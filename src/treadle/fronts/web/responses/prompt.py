@@ -7,11 +7,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ....errors import ContextLengthExceeded
-from ....text.templates import TemplateRefusal
 from ...prepared import PreparedPrompts
 from ...text_jobs import Enter
 from ..chat_prompt import ChatPrompt
-from .turns import joined
 
 if TYPE_CHECKING:
     from ....text import TextModel
@@ -32,7 +30,7 @@ class ItemsPrompt:
     def tokenize(self, model: TextModel, enter: Enter, most: int) -> PreparedPrompts:
         """Return the prompt's ids and what is prepared of its answer. Raises as `ParsedRequest.tokenize` does."""
         if not self.cut:
-            return _tokenized(self.chat, model, enter, most)
+            return self.chat.tokenize(model, enter, most)
         limited = self.answer_tokens is not None and self.answer_tokens < most  # the context can't hold a longer answer
         limit = self.answer_tokens if limited else None
         found = self._fitting(0, model, enter, most, most - (limit or 1))
@@ -45,27 +43,16 @@ class ItemsPrompt:
             middle = (low + high) // 2
             fits = self._fitting(starts[middle], model, enter, most, target)
             found, low, high = (found, middle + 1, high) if fits is None else (fits, low, middle - 1)
-        return found or _tokenized(self.chat, model, enter, most)
+        return found or self.chat.tokenize(model, enter, most)
 
     def _fitting(self, start: int, model: TextModel, enter: Enter, most: int, target: int) -> PreparedPrompts | None:
         """Return the prompt without the turns before `start`, if it has at most `target` tokens."""
         turns = [turn for i, turn in enumerate(self.chat.turns) if i >= start or turn["role"] == "system"]
         try:
-            found = _tokenized(replace(self.chat, turns=turns), model, enter, most)
+            found = replace(self.chat, turns=turns).tokenize(model, enter, most)
         except ContextLengthExceeded:
             return None
         return found if len(found.ids[0]) <= target else None
-
-
-def _tokenized(chat: ChatPrompt, model: TextModel, enter: Enter, most: int) -> PreparedPrompts:
-    """Tokenize a chat. Where the template refuses neighbours of one role, they are joined."""
-    try:
-        return chat.tokenize(model, enter, most)
-    except TemplateRefusal:
-        turns = joined(chat.turns)
-        if len(turns) == len(chat.turns):
-            raise
-        return replace(chat, turns=turns).tokenize(model, enter, most)
 
 
 def _starts(turns: Sequence[Mapping[str, Any]]) -> list[int]:

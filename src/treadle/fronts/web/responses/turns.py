@@ -27,30 +27,6 @@ def turns_of(items: Iterable[Item]) -> list[Turn]:
     return turns.found
 
 
-def joined(turns: Sequence[Mapping[str, Any]]) -> list[Turn]:
-    """Return the turns with neighbours of one role joined, for templates that refuse those: messages of the user, of
-    the system, and of the assistant."""
-    found: list[Turn] = []
-    for turn in map(dict, turns):
-        last = found[-1] if found else None
-        if last is not None and turn["role"] == last["role"] != "tool" and not last.get("tool_calls"):
-            found[-1] = _join(last, turn)
-        else:
-            found.append(turn)
-    return found
-
-
-def _join(first: Turn, second: Turn) -> Turn:
-    contents = [text for turn in (first, second) if (text := _plain(turn["content"]))]
-    reasoning = [turn["reasoning_content"] for turn in (first, second) if "reasoning_content" in turn]
-    joined_turn = {**first, **second, "content": "\n\n".join(contents)}
-    return joined_turn | ({"reasoning_content": "\n\n".join(reasoning)} if reasoning else {})
-
-
-def _plain(content: str | list[dict[str, str]]) -> str:
-    return content if isinstance(content, str) else "".join(part["text"] for part in content)
-
-
 class _Turns:
     """Turns under construction."""
 
