@@ -138,11 +138,12 @@ def test_with_channels_a_format_begins_in_the_final_one(
     text = replace(bytes_text(), formats=AnswerFormats("harmony", by_template=True, always_read=True))
     found = prepared(AnswerOptions(tools, output=output, thinking_budget=9), text)
     assert found.constraint is not None
-    start = "<|channel|>final<|message|>"
-    assert found.constraint.triggers[0] == start
+    assert found.constraint.triggers[0] == "<|channel|>final"
     assert len(found.constraint.triggers) == 1 + len(tools)
-    assert takes(found.constraint.grammar, start + good)
-    assert not takes(found.constraint.grammar, start + bad)
+    for header in ("", "<|constrain|>json", " <|constrain|>json"):
+        start = f"<|channel|>final{header}<|message|>"
+        assert takes(found.constraint.grammar, start + good)
+        assert not takes(found.constraint.grammar, start + bad)
     assert not takes(found.constraint.grammar, good)
     assert found.thinking is not None
     assert found.thinking.reopens

@@ -50,6 +50,43 @@ def prepare_text(model: TextModel, options: AnswerOptions, prompts: Sequence[Seq
     return msgspec.structs.replace(made, thinking=thinking, answering=answering)
 
 
+def prepare_rendered(model: TextModel, options: AnswerOptions, prompt: Sequence[int]) -> Prepared:
+    """Return the values of a request whose prompt another server has rendered, which also reads the answer: as
+    `prepare_text`, but where a chat's answer has channels, the grammar begins in the final one. Raises
+    InvalidRequest."""
+    after = None if options.output is None else _channels_after(model, prompt)
+    made = prepare_text(model, options, () if after is not None else (prompt,))
+    return made if after is None else _in_channels(model, options, made, after)
+
+
+def _channels_after(model: TextModel, prompt: Sequence[int]) -> PromptReasoning | None:
+    """Return the state of the reasoning behind a prompt that awaits a channel or ends in one of reasoning; None for
+    others, and in formats without channels."""
+    tool_format = find(model.formats.tools)
+    if tool_format.turn_start is None or tool_format.reasoning is None or not model.formats.by_template:
+        return None
+    start = tuple(model.encode(tool_format.turn_start, add_special_tokens=False))
+    if tuple(prompt[-len(start) :]) == start:
+        return PromptReasoning.AHEAD
+    after = reasoning_after(model, tool_format.reasoning, prompt)
+    return after if after is PromptReasoning.OPEN else None
+
+
+def _in_channels(model: TextModel, options: AnswerOptions, made: Prepared, after: PromptReasoning) -> Prepared:
+    """Return the values for an answer of channels, from those for a text. A structural tag describes channels itself:
+    all of them, or those behind the reasoning."""
+    tool_format, constraint = find(model.formats.tools), made.constraint
+    assert constraint is not None
+    assert tool_format.reasoning is not None
+    if constraint.kind != STRUCTURAL_TAG:
+        return Prepared(_in_channel(model, _Tools(options, tool_format), tool_format, constraint))
+    opening = lark.Grammar(model.grammar_tokens, lark.plain_schema).text(tool_format.reasoning.open)
+    if after is PromptReasoning.AHEAD and (constraint.triggers or opening in constraint.grammar):
+        return made
+    thinking = _thinking(model, options, tool_format.reasoning, after, constrained=True)
+    return msgspec.structs.replace(made, thinking=thinking)
+
+
 def prepare_chat(model: TextModel, options: AnswerOptions, prompt: Sequence[int]) -> Prepared:
     """Return the values of a chat, rendered as `prompt`. Raises InvalidRequest with the place in a schema."""
     tool_format = find(model.formats.tools)
@@ -230,7 +267,7 @@ def _calls_or_output(
     format."""
     start = tool_format.answer_start
     grammar = lark.Grammar(special, tools.schema)
-    choices = [f"{grammar.text(start)} @output" if start else "@output"]
+    choices = [f"{tool_format.answer_header(grammar)} @output" if start else "@output"]
     triggers: tuple[str, ...] = (start,) if start else ()
     if tools.specs:
         choices.append(tool_format.calls(tools.specs, grammar, several=tools.parallel))

@@ -119,6 +119,15 @@ def options_job(model: TextModel, params: bytes, payload: bytes, enter: Enter) -
     return tokenized([], given.context, prepared=prepared_text(model, given.options, enter, [ids_of(payload)]))
 
 
+def rendered_job(model: TextModel, params: bytes, payload: bytes, enter: Enter) -> bytes:
+    """Prepare the answer to a prompt that another server has rendered."""
+    from .prepare import prepare_rendered
+
+    enter(COMPILING)
+    given = msgspec.msgpack.decode(params, type=TextParams)
+    return tokenized([], given.context, prepared=prepare_rendered(model, given.options, ids_of(payload)))
+
+
 def prepared_text(model: TextModel, options: AnswerOptions, enter: Enter, prompts: Sequence[Sequence[int]]) -> Prepared:
     """Return what `prepare.prepare_text` does. Its imports, of the grammar engine, wait for the first grammar."""
     if options.output is None:
@@ -176,7 +185,13 @@ def tokenized(
     return _encode(Tokenized([len(prompt) for prompt in prompts], ids, list(echoes), prepared))
 
 
-JOBS = {"text": text_job, "messages": messages_job, "options": options_job, "bundle": bundle_job}
+JOBS = {
+    "text": text_job,
+    "messages": messages_job,
+    "options": options_job,
+    "rendered": rendered_job,
+    "bundle": bundle_job,
+}
 
 
 # Calls on the event loop
@@ -234,15 +249,23 @@ async def tokenize_messages(
 
 
 async def prepare_options(
-    pool: TextJobRunner, options: AnswerOptions, limits: Limits, tenant: str, prompt: Sequence[int] = ()
+    pool: TextJobRunner,
+    options: AnswerOptions,
+    limits: Limits,
+    tenant: str,
+    prompt: Sequence[int] = (),
+    *,
+    rendered: bool = False,
 ) -> Prepared:
     """Return the values of a request whose prompt is token ids. The grammar begins behind reasoning that `prompt`
-    leaves open. Raises InvalidRequest for a grammar."""
+    leaves open; where another server `rendered` it, in the channel of the answer. Raises InvalidRequest for a
+    grammar."""
     if options.output is None:
         return NOTHING
     given = _encode(TextParams(limits.context, "", options=options))
     with about_grammar(options):
-        data = await pool.run("options", given, array("I", prompt).tobytes(), tenant=tenant, parsed=len(given))
+        job, ids = "rendered" if rendered else "options", array("I", prompt).tobytes()
+        data = await pool.run(job, given, ids, tenant=tenant, parsed=len(given))
     return decode_tokenized(data).prepared
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import time
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -17,7 +18,8 @@ from tests.fronts.web.server import forever
 from tests.support.aio import in_loop
 from tests.support.bytes_text import bytes_text
 from tests.support.tiny import CHATML
-from treadle.core.messages import Constraint
+from treadle.core.messages import Constraint, Submit
+from treadle.runner.sampling.constraints import Limit, RowConstraint
 
 THINKING = bytes_text(added=("<think>", "</think>"), chat_template=CHATML + "{# <think> </think> #}")
 OPEN, CLOSE = 261, 262
@@ -122,6 +124,119 @@ async def test_a_grammar_begins_behind_reasoning_that_the_prompt_opened(
         if thinking is not None:
             assert (thinking.open_ids, thinking.close_ids) == ((OPEN,), (CLOSE,))
             assert (thinking.opened, thinking.budget) == (True, None)
+
+
+# Channels (gpt-oss) ---------------------------------------------------------------------------------------------
+
+MARKS = ("<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>", "<|call|>")
+HARMONY = bytes_text(
+    context=4096, special=MARKS, chat_template=Path("tests/text/formats/templates/harmony.jinja").read_text("utf-8")
+)
+HARMONY_FILE = (HARMONY.folder / "tokenizer.json").read_text()
+CHAT = "<|start|>user<|message|>hi<|end|><|start|>assistant"
+REASONED = "<|channel|>analysis<|message|>Hm.<|end|>"
+JSON = {"type": "json_schema", "json_schema": PERSON}
+FINAL_TAG = {
+    "format": {
+        "type": "triggered_tags",
+        "triggers": ["<|channel|>analysis", "<|channel|>final"],
+        "tags": [
+            {"begin": "<|channel|>analysis<|message|>", "content": {"type": "any_text"}, "end": "<|end|>"},
+            {"begin": "<|channel|>final<|constrain|>json<|message|>", "content": JSON, "end": ""},
+        ],
+        "at_least_one": True,
+        "stop_after_first": False,
+    }
+}
+"""What the gateway sends for `response_format`."""
+CALL = "<|channel|>commentary to=functions.weather<|constrain|>json<|message|>"
+CALL_TAG = {
+    "format": {
+        "type": "triggered_tags",
+        "triggers": ["<|start|>assistant<|channel|>commentary", "<|channel|>commentary"],
+        "tags": [{"begin": begin, "content": JSON, "end": ""} for begin in (f"<|start|>assistant{CALL}", CALL)],
+        "at_least_one": True,
+        "stop_after_first": True,
+    }
+}
+"""What it sends for a forced tool."""
+
+
+def harmony_ids(text: str) -> tuple[int, ...]:
+    return tuple(Tokenizer.from_str(HARMONY_FILE).encode(text, add_special_tokens=False).ids)
+
+
+def ends_well(request: Submit, answer: str) -> bool:
+    """Whether the engine's constraint takes an answer, token by token, and its end behind that."""
+    assert request.constraint is not None
+    tokenizer = LLTokenizer(HARMONY_FILE, eos_token=list(HARMONY.eos_token_ids))
+    beginning = LLMatcher(tokenizer, request.constraint.grammar, log_level=0)
+    row = RowConstraint(request, (), HARMONY.vocabulary, beginning, tokenizer)
+    for token in (*harmony_ids(answer), HARMONY.eos_token_ids[0]):
+        if row.limit is not None and token not in allowed(row.limit, request):
+            return False
+        row.accept(token)
+    return not row.failure
+
+
+def allowed(limit: Limit, request: Submit) -> set[int]:
+    mask = int.from_bytes(limit.matcher.compute_bitmask(), "little") if limit.matcher is not None else 0
+    found = {token for token in range(HARMONY.vocabulary) if mask >> token & 1}
+    stops = {*request.stop_token_ids} if limit.matcher is not None and limit.matcher.is_accepting() else set()
+    return (found | stops | {*limit.added}) - {*limit.excluded}
+
+
+@pytest.mark.parametrize(
+    ("asked", "answer", "good"),
+    [
+        ({"regex": "a+"}, f"{REASONED}<|start|>assistant<|channel|>final<|message|>aa", True),
+        ({"regex": "a+"}, "<|channel|>final <|constrain|>json<|message|>aa", True),
+        ({"regex": "a+"}, "<|channel|>final<|message|>b", False),
+        ({"json_schema": json.dumps(PERSON)}, "<|channel|>final<|message|>{}", False),
+        ({"structural_tag": json.dumps(FINAL_TAG)}, "<|channel|>final<|constrain|>json<|message|>{}", False),
+        (
+            {"structural_tag": json.dumps(FINAL_TAG)},
+            f'{REASONED}<|start|>assistant<|channel|>final<|constrain|>json<|message|>{{"age": 3}}',
+            True,
+        ),
+        ({"structural_tag": json.dumps(CALL_TAG)}, f'{CALL}{{"age": 3}}', True),
+        ({"structural_tag": json.dumps(CALL_TAG)}, f'{REASONED}<|start|>assistant{CALL}{{"age": 3}}', True),
+        ({"structural_tag": json.dumps(CALL_TAG)}, f"{REASONED}<|start|>assistant{CALL}{{}}", False),
+        ({"structural_tag": json.dumps(CALL_TAG)}, f"{REASONED}<|start|>assistant<|channel|>final<|message|>a", False),
+    ],
+)
+@in_loop
+async def test_with_channels_a_grammar_begins_behind_the_reasoning(
+    asked: dict[str, Any], answer: str, good: bool
+) -> None:
+    async with worker(text=HARMONY) as w:
+        await w.vllm.answer(prompt=harmony_ids(CHAT), max_tokens=300, **asked)
+        assert ends_well(w.runner.seen[0], answer) is good
+
+
+@pytest.mark.parametrize(
+    ("prompt", "asked", "triggers", "opened"),
+    [
+        (CHAT, {"regex": "a+"}, True, None),
+        (CHAT, {"regex": "a+", "grammar_from_first_token": True}, False, None),
+        (f"{CHAT}<|channel|>final<|message|>", {"regex": "a+"}, False, None),
+        (f"{CHAT}<|channel|>analysis<|message|>", {"regex": "a+"}, True, None),
+        (f"{CHAT}<|channel|>analysis<|message|>", {"structural_tag": json.dumps(CALL_TAG)}, False, True),
+        (CHAT, {"structural_tag": json.dumps(CALL_TAG)}, False, False),
+        (CHAT, {"structural_tag": json.dumps(FINAL_TAG)}, False, None),
+        ("hi", {"regex": "a+"}, False, None),
+    ],
+)
+@in_loop
+async def test_where_a_grammar_begins_follows_from_the_end_of_the_prompt(
+    prompt: str, asked: dict[str, Any], triggers: bool, opened: bool | None
+) -> None:
+    async with worker(text=HARMONY) as w:
+        await w.vllm.answer(prompt=harmony_ids(prompt), max_tokens=2, **asked)
+        (request,) = w.runner.seen
+        assert request.constraint is not None
+        assert request.constraint.triggers == (("<|channel|>final",) if triggers else ())
+        assert (None if request.thinking is None else request.thinking.opened) is opened
 
 
 @in_loop

@@ -22,7 +22,8 @@ MAX_MESSAGE_BYTES = 4 * 1024 * 1024 - 64 * 1024
 class RpcRequest:
     """One request. `prompt` is token ids, or text that is tokenized here. A `max_tokens` beyond what the context leaves
     means as much as it leaves: the gateway passes on its clients' values unchecked. The grammar `output` begins behind
-    reasoning that the prompt leaves open, or with `grammar_from_first_token` in any case with the first token."""
+    reasoning that the prompt leaves open, in a format with channels in that of the answer, or with
+    `grammar_from_first_token` in any case with the first token."""
 
     request_id: str
     prompt: Sequence[int] | str
@@ -82,7 +83,8 @@ class _RpcPrompt:
                 param="prompt_logprobs",
             )
         opening = () if self.grammar_from_first_token else prompt
-        return PreparedPrompts([prompt], await prepare_options(pool, self.options, limits, tenant, opening))
+        prepared = await prepare_options(pool, self.options, limits, tenant, opening, rendered=True)
+        return PreparedPrompts([prompt], prepared)
 
 
 def check_request_id(request_id: str) -> None:

@@ -64,9 +64,10 @@ class ToolFormat(ABC):
     further special tokens that the parser reads; all others are dropped. `typed`: arguments are texts, and the parser
     needs the types of the parameters. `one_block`: all calls stand behind one starting text; otherwise each has its
     own, and text may stand between them. `own_reasoning`: the parser reads the format's own markers of reasoning, and
-    every answer, also without tools; `reasoning` are those markers then, for a budget. `answer_start`: the text behind
-    which the visible answer begins; None where it begins at once, or behind the reasoning. `text_grammars`: the
-    grammar holds a tool's text to its own grammar; otherwise it may be any text.
+    every answer, also without tools; `reasoning` are those markers then, for a budget. `answer_start`: the text that
+    begins the header of the visible answer; None where that begins at once, or behind the reasoning. `turn_start`: the
+    text at the end of a rendered chat, in front of such a header. `text_grammars`: the grammar holds a tool's text to
+    its own grammar; otherwise it may be any text.
     """
 
     name: ClassVar[str]
@@ -78,6 +79,7 @@ class ToolFormat(ABC):
     own_reasoning: ClassVar[bool] = False
     reasoning: ClassVar[ReasoningMarkers | None] = None
     answer_start: ClassVar[str | None] = None
+    turn_start: ClassVar[str | None] = None
     text_grammars: ClassVar[bool] = True
 
     @abstractmethod
@@ -134,6 +136,10 @@ class ToolFormat(ABC):
         """Return a Lark expression of an answer that must call tools, with `calls` in it. With `reasons` the format's
         own reasoning may be in it."""
         return calls
+
+    def answer_header(self, grammar: lark.Grammar) -> str:
+        """Return a Lark expression of the header that begins with `answer_start`."""
+        return grammar.text(self.answer_start or "")
 
     def triggers(self, tools: Sequence[ToolSpec]) -> tuple[str, ...]:
         """Return the texts with which the grammar of "auto" begins. The grammar has no other beginning."""

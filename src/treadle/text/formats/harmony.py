@@ -33,7 +33,8 @@ class Harmony(ToolFormat):
     special = (MESSAGE, CONSTRAIN)
     own_reasoning = True
     reasoning = ReasoningMarkers(f"{CHANNEL}analysis{MESSAGE}", "<|end|>", anywhere=True)
-    answer_start = f"{CHANNEL}final{MESSAGE}"
+    answer_start = f"{CHANNEL}final"
+    turn_start = f"{START}assistant"
 
     def detect(self, template: str) -> bool:
         return CHANNEL in template and MESSAGE in template
@@ -57,6 +58,11 @@ class Harmony(ToolFormat):
         reasoning = grammar.text(f"{CHANNEL}analysis{MESSAGE}")
         text = grammar.text_until("<|end|>", (*ENDS, START, CHANNEL))
         return f"({turn})? ({reasoning} {text} {turn})* {calls}"
+
+    def answer_header(self, grammar: lark.Grammar) -> str:
+        """Return a Lark expression of the final channel's header. Models name the type of JSON in it."""
+        typed = f'" "? {grammar.text(f"{CONSTRAIN}json")}'
+        return f"{grammar.text(self.answer_start)} ({typed})? {grammar.text(MESSAGE)}"
 
     def triggers(self, tools: Sequence[ToolSpec]) -> tuple[str, ...]:
         return (f"{CHANNEL}commentary to={FUNCTIONS}",)
