@@ -238,7 +238,8 @@ async def test_an_old_client_gets_its_stream_without_chunks(extra: str) -> None:
 
 @in_loop
 async def test_an_old_client_that_reads_late_gets_every_byte_of_several_choices() -> None:
-    async with front(forever) as f, served(f) as (_, port):
+    long = 5000.0  # no comment keeps the stream alive, and no stall ends it, however slow this machine is
+    async with front(forever, keepalive_s=long, stall_s=long) as f, served(f, stall_s=long) as (_, port):
         sock = socket.socket()
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         sock.setblocking(False)
