@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from treadle.cache.prefix_index import _descendants
 from treadle.cache.prefix_node import Node
-from treadle.runner.kv.paged.block_resources import BlockResources
+from treadle.runner.kv.block_resources import BlockResources
 from treadle.runner.kv.paged.page_allocator import PageAllocator, PageTable
 
 
@@ -78,9 +78,9 @@ def check(pages: PageAllocator, rows: Iterable[PageTable]) -> None:
 def check_units(units: BlockResources, rows: Sequence[Sequence[int]], kept: set[int]) -> None:
     """Every unit is free, held by rows, or a block's of the index; rows hold as many as are counted."""
     held = Counter(unit for row in rows for unit in row)
-    attached = {int(unit): handle for handle, unit in enumerate(units._unit_of) if unit >= 0}
+    attached = {unit: handle for handle, unit in units._unit_of.items()}
     assert sorted([*units._free, *(held.keys() | attached.keys())]) == list(range(units.count))
-    assert all(units._handle_of[unit] == attached.get(unit, -1) for unit in range(units.count))
+    assert units._handle_of == attached
     assert set(attached.values()) <= kept
     assert all(units._holders[unit] == held[unit] for unit in range(units.count))
     assert set(units._idle) == {unit for unit in attached if not held[unit]}

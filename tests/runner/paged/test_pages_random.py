@@ -10,8 +10,8 @@ from itertools import pairwise
 import pytest
 
 from tests.runner.paged.checks import NamedPages, check
-from treadle.runner.kv.paged.state_slots import NO_SLOT, StateSlots
 from treadle.runner.kv.paged.window_pages import WindowPages
+from treadle.runner.kv.state_slots import NO_SLOT, StateSlots
 
 SIZE = 4
 SLACK = 3
@@ -46,8 +46,8 @@ class World:
             SIZE,
             self._copy,
             keep_prefixes=keep_prefixes,
-            windows=[WindowPages(count, SIZE, window, count, SLACK) for window in windows],
-            slots=StateSlots(slots, count) if slots else None,
+            windows=[WindowPages(count, SIZE, window, SLACK) for window in windows],
+            slots=StateSlots(slots) if slots else None,
         )
         self.states: list[tuple[int, ...]] = [(-1,)] * slots
         self.rows: dict[str, Living] = {}
@@ -128,7 +128,7 @@ class World:
             page = int(own.table[place // SIZE])
             others = [table.windows[i] for other, table in self.pages.tables.items() if other != id_]
             assert page not in [held for other in others for held in other.pages.tolist()]
-            assert page not in self.pages.windows[i]._unit_of
+            assert page not in self.pages.windows[i]._handle_of
             memory[page][place % SIZE] = self.rows[id_].tokens[place]
 
     def write_state(self, id_: str, target: int) -> None:
@@ -144,7 +144,7 @@ class World:
                 assert (source == NO_SLOT) == (start == 0)
                 assert source == NO_SLOT or self.states[source] == tuple(row.tokens[:start])
                 others = [table.slots.states.values() for other, table in self.pages.tables.items() if other != id_]
-                assert written not in slots._unit_of
+                assert written not in slots._handle_of
                 assert not any(written in other for other in others)
                 self.states[written] = tuple(row.tokens[:end])
 
@@ -173,7 +173,7 @@ class World:
         tables = self.pages.tables[id_].windows
         for memory, pages, mine in zip(self.memory[1:], self.pages.windows, tables, strict=True):
             for page in mine.pages.tolist():
-                if pages._handle_of[page] < 0:
+                if page not in pages._handle_of:
                     memory[page] = [9] * SIZE
         del self.rows[id_]
         self.pages.drop(id_)

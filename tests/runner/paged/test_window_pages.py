@@ -19,7 +19,7 @@ SHAPE = ReferenceKernels(2, 64, PAGE, mx.float32)
 
 
 def pages_of(count: int = 40, window_count: int = 40) -> NamedPages:
-    windows = [WindowPages(window_count, SIZE, WINDOW, count)]
+    windows = [WindowPages(window_count, SIZE, WINDOW)]
     return NamedPages(count, SIZE, lambda *_: None, keep_prefixes=True, windows=windows)
 
 

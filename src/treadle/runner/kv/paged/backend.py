@@ -166,9 +166,7 @@ class PagedBackend:
         self._step = PagedPass(self._shapes)
         self.layers = [self._new_layer(layer, config) for layer in config.layers]
         self._forward = ForwardPass(config.decoder or module, self.layers, config.selection, self._step.put)
-        windows = [
-            WindowPages(config.window_pages(window), PAGE, window, config.pages, SLACK) for window in config.windows
-        ]
+        windows = [WindowPages(config.window_pages(window), PAGE, window, SLACK) for window in config.windows]
         self._copies = PageCopies(self.layers, self._step.put)
         self._pages = PageAllocator(
             config.pages, PAGE, self._copies.add, keep_prefixes=config.keep_prefixes, windows=windows

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from ....cache.prefix_index import Freed, Match, PrefixIndex
 from ....cache.prefix_node import Node
-from .state_slots import SlotTable, StateSlots
+from ..state_slots import SlotTable, StateSlots
 from .window_pages import WindowPages, WindowTable
 
 WORTH_COPYING = 4

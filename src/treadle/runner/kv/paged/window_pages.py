@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from .block_resources import BlockResources
+from ..block_resources import BlockResources
 
 _FIRST_PAGES = 64
 
@@ -38,13 +38,13 @@ class WindowTable:
 
 
 class WindowPages(BlockResources):
-    """`count` pages of `size` tokens for layers with `window`, beside `handles` pages of other layers.
+    """`count` pages of `size` tokens for layers with `window`.
 
     `slack` tokens behind the window are kept: a sequence may go back by so many.
     """
 
-    def __init__(self, count: int, size: int, window: int, handles: int, slack: int = 0) -> None:
-        super().__init__(count, handles, "pages of window memory")
+    def __init__(self, count: int, size: int, window: int, slack: int = 0) -> None:
+        super().__init__(count, "pages of window memory")
         self.size = size
         self.window = window
         self._slack = slack
@@ -52,8 +52,8 @@ class WindowPages(BlockResources):
     def usable(self, handles: Sequence[int]) -> npt.NDArray[np.bool_]:
         """Return whether the first n of the blocks with `handles` can be reused, for each n from 0 on: the window
         before the next token is there."""
-        there = self._unit_of[np.fromiter(handles, np.int64, len(handles))] >= 0
         counts = np.arange(len(handles) + 1)
+        there = np.fromiter(map(self.has, handles), np.bool_, len(handles))
         missing = np.concatenate([[-1], np.where(there, -1, counts[:-1])])
         first = np.maximum(0, counts * self.size - self.window + 1) // self.size
         usable: npt.NDArray[np.bool_] = np.maximum.accumulate(missing) < first
@@ -65,13 +65,13 @@ class WindowPages(BlockResources):
         mine.table = np.empty(max(_FIRST_PAGES, 2 * len(handles)), np.int32)
         mine.first = mine.count = first
         for handle in handles[first:]:
-            page = int(self._unit_of[handle])
+            page = self._unit_of[handle]
             self._hold(page)
             mine.append(page)
 
     def copy_of(self, mine: WindowTable, handle: int) -> tuple[int, int]:
         """Append a page for a copy of the one of `handle`; return both. Raises MemoryError where none is left."""
-        source = int(self._unit_of[handle])
+        source = self._unit_of[handle]
         self._hold(source)  # or it could be taken for its own copy
         try:
             target = self._take()

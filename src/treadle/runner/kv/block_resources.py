@@ -1,7 +1,7 @@
 """Pages and slots that belong to cached blocks of tokens, and are given to others when these need them. Pure numbers.
 
 A unit is free, one sequence's own, or attached to a block of the prefix index, which is known by its `handle`: its page
-in the tables of layers that see all tokens. Sequences hold attached units together and never write them. Units that are
+or copy in layers that see all tokens. Sequences hold attached units together and never write them. Units that are
 attached and that no sequence holds are idle: a block can be reused with them until all free ones are taken.
 """
 
@@ -10,21 +10,17 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable
 
-import numpy as np
-
-_NONE = -1
-
 
 class BlockResources:
-    """`count` units for the blocks of `handles` handles; `name` is what they are called in errors."""
+    """`count` units; `name` is what they are called in errors."""
 
-    def __init__(self, count: int, handles: int, name: str) -> None:
+    def __init__(self, count: int, name: str) -> None:
         self.count = count
         self._name = name
         self._free = list(range(count - 1, -1, -1))
-        self._unit_of = np.full(handles, _NONE, np.int32)
-        self._handle_of = np.full(count, _NONE, np.int32)
-        self._holders = np.zeros(count, np.int32)
+        self._unit_of: dict[int, int] = {}
+        self._handle_of: dict[int, int] = {}
+        self._holders = [0] * count
         self._idle: OrderedDict[int, None] = OrderedDict()
 
     @property
@@ -39,13 +35,12 @@ class BlockResources:
 
     def has(self, handle: int) -> bool:
         """Whether the block with this handle has a unit."""
-        return bool(self._unit_of[handle] >= 0)
+        return handle in self._unit_of
 
     def detach(self, handles: Iterable[int]) -> None:
         """Free the units of these blocks, which have left the index, once no sequence holds them."""
         for handle in handles:
-            unit = int(self._unit_of[handle])
-            if unit >= 0:
+            if (unit := self._unit_of.get(handle)) is not None:
                 self._separate(unit)
                 if not self._holders[unit]:
                     del self._idle[unit]
@@ -66,10 +61,10 @@ class BlockResources:
     def _attach(self, unit: int, handle: int) -> int:
         """Attach a unit that a sequence holds to a block. Return the one to hold instead: the block's, if it had
         one."""
-        there = int(self._unit_of[handle])
-        if unit == there or self._handle_of[unit] >= 0:
+        there = self._unit_of.get(handle)
+        if unit == there or unit in self._handle_of:
             return unit
-        if there >= 0:
+        if there is not None:
             self._hold(there)
             self._let_go(unit)
             return there
@@ -86,12 +81,11 @@ class BlockResources:
         self._holders[unit] -= 1
         if self._holders[unit]:
             return
-        if self._handle_of[unit] < 0:
+        if unit not in self._handle_of:
             self._free.append(unit)
         else:
             self._idle[unit] = None
             self._idle.move_to_end(unit, last=last)
 
     def _separate(self, unit: int) -> None:
-        self._unit_of[self._handle_of[unit]] = _NONE
-        self._handle_of[unit] = _NONE
+        del self._unit_of[self._handle_of.pop(unit)]

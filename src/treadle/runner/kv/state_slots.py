@@ -26,21 +26,19 @@ class SlotTable:
 
 
 class StateSlots(BlockResources):
-    """`count` slots, beside `handles` pages of layers with keys and values."""
+    """`count` slots."""
 
-    def __init__(self, count: int, handles: int) -> None:
-        super().__init__(count, handles, "slots for recurrent states")
+    def __init__(self, count: int) -> None:
+        super().__init__(count, "slots for recurrent states")
 
     def usable(self, handles: Sequence[int]) -> npt.NDArray[np.bool_]:
         """Return whether the first n of the blocks with `handles` can be reused, for each n from 0 on: the last one has
         a state."""
-        usable = np.ones(len(handles) + 1, np.bool_)
-        usable[1:] = self._unit_of[np.fromiter(handles, np.int64, len(handles))] >= 0
-        return usable
+        return np.array([True, *map(self.has, handles)])
 
     def reuse(self, mine: SlotTable, handle: int, tokens: int) -> None:
         """Begin an empty table with the state of a block, which has seen `tokens` tokens."""
-        slot = int(self._unit_of[handle])
+        slot = self._unit_of[handle]
         self._hold(slot)
         mine.states[tokens] = slot
 
