@@ -1,7 +1,9 @@
-"""What a package index shows, and what an installation gets: pyproject.toml, README.md and constraints.txt."""
+"""What a package index shows, and what an installation gets: pyproject.toml, README.md, constraints.txt, and the
+versions of the clients that the tests run."""
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
 from collections.abc import Iterator
@@ -137,3 +139,31 @@ def test_a_release_names_everything_that_serving_needs(backend: str) -> None:
 def test_the_tools_of_a_release_are_pinned() -> None:
     tools = (ROOT / "deploy" / "release-tools.txt").read_text(encoding="utf-8").splitlines()
     assert all(re.fullmatch(r"[a-z-]+==\d[0-9.]*", line) for line in tools)
+
+
+CLIENTS = ROOT / "benchmarks" / "clients"
+
+
+def client_pins() -> dict[str, str]:
+    lines = (CLIENTS / "requirements.txt").read_text(encoding="utf-8").splitlines()
+    requirements = [Requirement(line) for line in lines]
+    return {canonicalize_name(one.name): str(one.specifier) for one in requirements}
+
+
+def test_the_clients_that_the_tests_run_are_pinned() -> None:
+    pins = client_pins()
+    assert all(re.fullmatch(r"==\d[0-9a-z.]*", pin) for pin in pins.values())
+    lines = (CLIENTS / "requirements.in").read_text(encoding="utf-8").splitlines()
+    named = [Requirement(text) for line in lines if (text := line.partition("#")[0].strip())]
+    assert named
+    assert all(one.specifier.contains(pins[canonicalize_name(one.name)].removeprefix("==")) for one in named)
+
+
+def test_the_javascript_clients_are_locked_by_hash_and_name_no_registry() -> None:
+    wanted = json.loads((CLIENTS / "package.json").read_text(encoding="utf-8"))["dependencies"]
+    text = (CLIENTS / "package-lock.json").read_text(encoding="utf-8")
+    packages = json.loads(text)["packages"]
+    assert "://" not in text
+    assert packages.pop("")["dependencies"] == wanted
+    assert all(packages[f"node_modules/{name}"]["version"] == version for name, version in wanted.items())
+    assert all(one["integrity"].startswith("sha512-") for one in packages.values())
