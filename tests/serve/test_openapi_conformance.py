@@ -13,7 +13,6 @@ from benchmarks.clients.suites import CASES
 from tests.support.clients import FOLDER, ROOT, require_clients
 
 SECONDS = 20
-PHASES = ("Examples", "Coverage", "Fuzzing", "Stateful")
 
 
 @pytest.mark.timeout(300)
@@ -25,7 +24,7 @@ def test_every_route_answers_as_the_document_says(record_property: Callable[[str
         [sys.executable, script, *options], capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
     )
     output = re.sub(r"\x1b\[[\d;]*m", "", done.stdout)
-    assert done.returncode == 0, f"{output[-20_000:]}\n{done.stderr[-4_000:]}"
     counted = CASES.search(output)
-    assert counted, output[-4_000:]
+    if done.returncode or not counted:
+        pytest.fail(f"{output}\n{done.stderr}", pytrace=False)
     record_property("summary", f"schemathesis, {SECONDS} s: {counted[0]}")

@@ -52,6 +52,7 @@ def test_all_cases_of_a_client_pass(
     client: str, rows: list[Row], record_property: Callable[[str, object], None]
 ) -> None:
     own = [row for row in rows if row.name == client]
-    assert [row.line() for row in own if not row.passed] == []
+    failed = "\n".join(row.line() for row in own if not row.passed)
+    assert not failed, failed
     assert len(own) == CASES[client]
     record_property("summary", f"{client} {own[0].version}: {len(own)} cases passed")
