@@ -105,7 +105,7 @@ def test_subscribers_know_what_is_cached_through_lag_and_death(start: Start, tin
     quick.follow()
     until("the block of before", lambda: quick.knows(first))
     slow.read()
-    prompts = [prompt(number, 8000) for number in range(1, 6)]
+    prompts = [prompt(number, 2000) for number in range(1, 21)]
     for each in prompts:
         server.complete(each, max_tokens=1)
     until("all prompts", lambda: all(quick.knows(each) for each in [first, *prompts]))
