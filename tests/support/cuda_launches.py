@@ -42,8 +42,9 @@ class Launch:
 
 def _write(launch: Launch) -> list[Any]:
     """Write as the kernel does, 16 bytes a thread; two tokens in one slot would race."""
-    launch.covers(launch.view("k").size // 8)
-    _put(launch, launch.view("k")[:, :, 0], launch.view("v")[:, :, 0])
+    t, keys = launch.template, launch.view("k")
+    launch.covers(keys.size // 8 if t["WIDTH"] == 2 * t["D"] else keys.size // t["D"] * t["WIDTH"] // 8)
+    _put(launch, keys[:, :, 0], launch.view("v")[:, :, 0])
     return [np.zeros(1)]
 
 
@@ -56,17 +57,28 @@ def _write_int8(launch: Launch) -> list[Any]:
 
 def _put(launch: Launch, keys: Any, values: Any) -> None:
     """Store at the slots, as whole numbers if the pool has them."""
-    pool, slots, page = launch.view("pool"), launch.view("slots"), launch.template["PAGE"]
+    slots, page = launch.view("slots"), launch.template["PAGE"]
     keys, values, slots = keys[slots != -1], values[slots != -1], slots[slots != -1]
     assert len(set(slots.tolist())) == len(slots), "two tokens in one slot"
-    assert ((slots >= 0) & (slots < pool.shape[0] * page)).all(), "a slot outside the pool"
-    for i, new in enumerate((keys, values)):
+    assert ((slots >= 0) & (slots < launch.view("pool").shape[0] * page)).all(), "a slot outside the pool"
+    for i, (pool, new) in enumerate(zip(_planes(launch, launch.view("pool")), (keys, values), strict=False)):
         if pool.dtype == np.uint8:
             factor = np.abs(new).max(axis=-1) / 127
             factor[factor == 0] = 1
             launch.view("kv_scales")[slots // page, i, :, slots % page] = factor
             new = np.rint(new / factor[..., None]) + 128
-        pool[slots // page, i, :, slots % page] = new
+        pool[slots // page, :, slots % page] = new
+
+
+def _planes(launch: Launch, pages: Any) -> list[Any]:
+    """Return views (pages, kv heads, page, D) of the keys of some pages, and of the values where they are stored."""
+    t = launch.template
+    keys = t["D"]
+    width = t.get("WIDTH") or keys + (0 if t.get("LATENT") else t.get("DV", keys))
+    lines, flat = t.get("HEADS", t.get("HKV")) * t["PAGE"], pages.reshape(len(pages), -1)
+    assert flat.shape[1] == lines * width
+    parts = [(flat[:, : lines * keys], keys), (flat[:, lines * keys :], width - keys)]
+    return [part.reshape(len(pages), -1, t["PAGE"], dim) for part, dim in parts if dim]
 
 
 def _copy_pages(launch: Launch) -> list[Any]:
@@ -90,14 +102,18 @@ def _copy_pages(launch: Launch) -> list[Any]:
 def _dequantize_kv(launch: Launch) -> list[Any]:
     pages, plain = launch.view("pages"), launch.view("plain")
     launch.covers(pages.size * launch.view("pool")[0].size // 8)
-    plain[: len(pages)] = _contents(launch, pages)
+    for to, contents in zip(_planes(launch, plain[: len(pages)]), _contents(launch, pages), strict=True):
+        to[...] = contents
     return [np.zeros(1)]
 
 
-def _contents(launch: Launch, pages: Any) -> Any:
-    """Return the contents of pages of a pool, float32."""
-    pool = launch.view("pool")[pages].astype(np.float32)
-    return pool if launch.view("pool").dtype != np.uint8 else (pool - 128) * launch.view("kv_scales")[pages][..., None]
+def _contents(launch: Launch, pages: Any) -> list[Any]:
+    """Return keys and maybe values of pages of a pool, float32."""
+    planes = _planes(launch, launch.view("pool")[pages])
+    if planes[0].dtype != np.uint8:
+        return [plane.astype(np.float32) for plane in planes]
+    kv_scales = launch.view("kv_scales")[pages]
+    return [(plane.astype(np.float32) - 128) * kv_scales[:, i, ..., None] for i, plane in enumerate(planes)]
 
 
 @dataclass(frozen=True)
@@ -148,7 +164,7 @@ def _check_room(launch: Launch, parts: int, partial: int, scales: int) -> None:
     assert not counters.any()
     parts *= t["HEADS"]
     assert len(counters) >= parts
-    assert partial >= parts * t["ROWS"] * t["D"]
+    assert partial >= parts * t["ROWS"] * t["DV"]
     assert scales >= parts * t["ROWS"] * 2
 
 
@@ -157,7 +173,7 @@ def _attended(launch: Launch, items: Any) -> Any:
     t, heads = launch.template, launch.template["HEADS"]
     assert launch.blocks[1] == heads
     q = launch.values("q").reshape(-1, heads, t["REP"], t["D"])
-    out = np.full(q.shape, np.nan, np.float32)
+    out = np.full((*q.shape[:-1], t["DV"]), np.nan, np.float32)
     parts: list[_Part] = []
     for first, rows, row0, position, lo, hi, at, split in items.tolist():
         index, splits = split >> 16, split & 0xFFFF
@@ -168,6 +184,8 @@ def _attended(launch: Launch, items: Any) -> Any:
         assert index == len(parts), "a tile's parts lie side by side"
         packed = np.arange(row0, row0 + rows)
         part = _part(launch, q, packed, first, position, (lo, hi), at)
+        if t["SINKS"] and index == 0:
+            part = part.and_(_sink(launch, packed))
         parts.append(part)
         if index == splits - 1:
             for one in parts[:-1]:
@@ -182,15 +200,28 @@ def _rows(part: _Part) -> Any:
     return (part.values / part.total[..., None]).transpose(1, 0, 2)
 
 
+def _sink(launch: Launch, packed: Any) -> _Part:
+    """Return the part of a token without a value, with the logit that its head has learned."""
+    t, sinks = launch.template, launch.values("sinks").reshape(launch.template["HEADS"], -1)
+    most = sinks[:, packed % t["REP"]] * np.log2(np.e)
+    return _Part(most, np.ones_like(most), np.zeros((*most.shape, t["DV"])))
+
+
 def _part(launch: Launch, q: Any, packed: Any, first: int, position: int, span: tuple[int, int], at: int) -> _Part:
     t, pages = launch.template, launch.view("pages")
     positions = np.arange(*span)
     assert at + positions[-1] // t["PAGE"] < len(pages)
     table = pages[at + positions[0] // t["PAGE"] : at + positions[-1] // t["PAGE"] + 1]
-    contents = _contents(launch, table).transpose(1, 2, 0, 3, 4).reshape(2, t["HEADS"], -1, t["D"])
-    keys, values = contents[:, :, positions - positions[0] // t["PAGE"] * t["PAGE"]]
+    own = positions - positions[0] // t["PAGE"] * t["PAGE"]
+    keys, *stored = (
+        plane.transpose(1, 0, 2, 3).reshape(t["HEADS"], -1, plane.shape[-1])[:, own]
+        for plane in _contents(launch, table)
+    )
+    values = stored[0] if stored else keys[..., : t["DV"]]
     queries = q[first + packed // t["REP"], :, packed % t["REP"]].transpose(1, 0, 2)
     scores = queries @ keys.transpose(0, 2, 1) * _number(t["SCALE"])
+    if t["CAP"]:
+        scores = _number(t["CAP"]) * np.tanh(scores)
     here = (position + packed // t["REP"])[:, None]
     sees = positions <= here
     if t["WINDOW"]:
@@ -381,6 +412,7 @@ LAUNCHES: dict[str, Callable[[Launch], list[Any]]] = {
     "mask": _mask,
     "attend_decode": _attend_decode,
     "attend_prefill": _attend_prefill,
+    "attend_wide": _attend_prefill,
     "rotate": _rotate,
     "add_norm": _add_norm,
     "swiglu": _swiglu,

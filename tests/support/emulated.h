@@ -110,6 +110,16 @@ inline void __stcg(T* to, T value) { *to = value; }
 
 inline void __threadfence() {}
 inline void __syncthreads() { emulated::sync_block(); }
+inline int __syncthreads_or(int holds) {
+  static int any = 0;
+  if (holds) any = 1;
+  emulated::sync_block();
+  const int result = any;
+  emulated::sync_block();
+  any = 0;
+  emulated::sync_block();
+  return result;
+}
 template <typename T>
 inline T atomicAdd(T* to, T value) {
   const T old = *to;

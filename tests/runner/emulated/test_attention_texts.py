@@ -22,6 +22,17 @@ KINDS = {
     "256": Attention(256, mx.float16, heads=1, rep=2),
     "256, windowed, on a smaller chip": Attention(256, mx.bfloat16, heads=1, rep=3, window=100, shared=163),
     "256 of 8 bits": Attention(256, mx.float16, heads=1, rep=2, bits=8),
+    "256, on a chip of 99 KB": Attention(256, mx.float16, heads=1, rep=8, shared=99),
+    "64 with sinks, windowed": Attention(64, mx.bfloat16, heads=1, rep=8, window=48, sinks=True),
+    "32 with a soft cap": Attention(32, mx.float16, heads=2, rep=2, softcap=5.0),
+    "192 and 128": Attention(192, mx.bfloat16, heads=2, rep=1, value_dim=128),
+    "112 and 144 of 8 bits": Attention(112, mx.float16, heads=1, rep=2, value_dim=144, bits=8),
+    "128, shared by 24 heads": Attention(128, mx.bfloat16, heads=1, rep=24),
+    "512": Attention(512, mx.float16, heads=2, rep=8, window=70),
+    "latent": Attention(576, mx.bfloat16, heads=1, rep=20, value_dim=512, latent=True),
+    "latent, narrow, with sinks, capped": Attention(
+        288, mx.float16, heads=1, rep=40, value_dim=256, latent=True, sinks=True, softcap=5.0, shared=99
+    ),
 }
 
 
@@ -29,7 +40,8 @@ def few_slots(monkeypatch: pytest.MonkeyPatch, blocks: int) -> None:
     """A device that runs `blocks` blocks at a time: many pieces of work for one block, or short ranges split."""
     monkeypatch.setattr(tiling, "DECODE_BLOCKS", blocks)
     monkeypatch.setattr(tiling, "PREFILL_SLOTS", dict.fromkeys(tiling.PREFILL_SLOTS, blocks))
-    for name, value in {"_PREFILL_LEAST": 32, "_MERGE": 0, "_MERGE_EACH": 0}.items():  # what pays for long rows only
+    monkeypatch.setattr(tiling, "WIDE_SLOTS", blocks)
+    for name, value in {"_PREFILL_LEAST": 32, "_WIDE_LEAST": 32, "_MERGE": 0, "_MERGE_EACH": 0}.items():  # what pays for long rows only
         monkeypatch.setattr(tiling, name, value)
 
 
@@ -44,12 +56,12 @@ def test_tokens_that_decode_see_their_rows(kind: Attention, seed: int, monkeypat
     many with one each that are merged."""
     dice = random.Random(seed)
     twins = Twins(kind, dice, seed=seed)
-    few = tiling.DECODE_ROWS[-1] // kind.rep
+    few = max(1, tiling.DECODE_ROWS[-1] // kind.rep)
     lengths = [2, 17, 33, 180] if seed else [few + 1, 40, 96]
     twins.step({f"r{i}": length for i, length in enumerate(lengths)})
     for blocks in (264, 6, 16):
         few_slots(monkeypatch, blocks)
-        for most in (tiling.DECODE_ROWS[0] // kind.rep, few):
+        for most in (max(1, tiling.DECODE_ROWS[0] // kind.rep), few):
             counts = {f"r{i}": dice.randint(1, most) for i in range(dice.randint(3, 9))}
             twins.step(counts, scale=STEEP if blocks == 6 else PEAKED)
 

@@ -47,13 +47,31 @@ class Attention:
     window: int = 0
     bits: int = 16
     shared: int = 227
+    value_dim: int = 0
+    softcap: float = 0.0
+    sinks: bool = False
+    latent: bool = False
+    wide: bool = False
 
     @property
     def chip(self) -> DeviceProperties:
         return DeviceProperties(processors=4, shared=self.shared * 1024)
 
     def layout(self, kernels: type[Kernels], dtype: Any, chip: DeviceProperties) -> Driven:
-        made = kernels(self.heads, self.dim, PAGE, dtype, self.bits, rep=self.rep, chip=chip)
+        made = kernels(
+            self.heads,
+            self.dim,
+            PAGE,
+            dtype,
+            self.bits,
+            rep=self.rep,
+            chip=chip,
+            value_dim=self.value_dim,
+            softcap=self.softcap,
+            sinks=self.sinks,
+            latent=self.latent,
+            wide=self.wide,
+        )
         made.check_memory()
         return Driven(PagedConfig(uniform([self.window], made), None, pages=_PAGES, keep_prefixes=False))
 
@@ -89,10 +107,11 @@ class Twins:
         segments = self._segments(counts)
         total = sum(len(one.tokens) for one in segments)
         heads, rep, dim = self._attention.heads, self._attention.rep, self._attention.dim
-        keys, values = (self._random(total, heads, 1, dim) for _ in range(2))
+        keys, values = (self._random(total, heads, 1, one) for one in (dim, self._attention.value_dim or dim))
         queries = self._random(total, heads * rep, 1, dim, scale=scale)
+        sinks = self._random(heads * rep, scale=3 * scale) if self._attention.sinks else None
         found, wanted = (
-            _attended(rows, segments, queries.astype(dtype), keys.astype(dtype), values.astype(dtype))
+            _attended(rows, segments, [queries.astype(dtype), keys.astype(dtype), values.astype(dtype)], sinks)
             for rows, dtype in ((self._real, self._attention.dtype), (self._plain, mx.float32))
         )
         close(found, wanted, TOLERANCE[self._attention.dtype])
@@ -126,8 +145,9 @@ class Twins:
         assert not any(host(counters).any() for counters in layer.step.counters)
 
 
-def _attended(rows: Driven, segments: list[RowSegment], queries: Any, keys: Any, values: Any) -> Any:
+def _attended(rows: Driven, segments: list[RowSegment], arrays: list[Any], sinks: Any | None) -> Any:
+    queries, keys, values = arrays
     rows.begin(segments)
     (layer,) = rows.backend.layers
     layer.update_and_fetch(keys, values)
-    return layer.attend(queries, keys, values, queries.shape[-1] ** -0.5, 0, None)
+    return layer.attend(queries, keys, values, queries.shape[-1] ** -0.5, 0, sinks)

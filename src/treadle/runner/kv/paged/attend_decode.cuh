@@ -8,23 +8,23 @@ __device__ inline void add(float4& to, const float4& value, float weight) {
 }
 
 // Four dimensions from `d` on of a tile's packed row r, divided by the sum of weights.
-template <typename T, int D, int REP>
+template <typename T, int DV, int REP>
 __device__ inline void put_row(T* out, const Item& item, int packed, int h, int heads, int d, float4 value, float sum) {
   const float inverse = sum > 0.0f ? 1.0f / sum : 0.0f;
   const size_t row = size_t(item.token + packed / REP) * heads * REP + h * REP + packed % REP;
   uint2 four;
   four.x = pack(value.x * inverse, value.y * inverse, T());
   four.y = pack(value.z * inverse, value.w * inverse, T());
-  *reinterpret_cast<uint2*>(out + row * D + d) = four;
+  *reinterpret_cast<uint2*>(out + row * DV + d) = four;
 }
 
-// Sums a tile's partial results (ROWS x D each, with ROWS x {maximum, sum}) and writes the tile's rows.
-template <typename T, int D, int REP, int ROWS>
+// Sums a tile's partial results (ROWS x DV each, with ROWS x {maximum, sum}) and writes the tile's rows.
+template <typename T, int DV, int REP, int ROWS>
 __device__ inline void merge_splits(const Item& item, int h, int heads, const float* partial, const float* scales,
                                     T* out) {
   constexpr int AT_ONCE = 8;
-  for (int i = threadIdx.x; i < item.rows * (D / 4); i += blockDim.x) {
-    const int r = i / (D / 4), d = i % (D / 4) * 4;
+  for (int i = threadIdx.x; i < item.rows * (DV / 4); i += blockDim.x) {
+    const int r = i / (DV / 4), d = i % (DV / 4) * 4;
     float most = LOWEST, sum = 0.0f;
     float4 value = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     for (int s = 0; s < item.splits; s += AT_ONCE) {
@@ -34,7 +34,7 @@ __device__ inline void merge_splits(const Item& item, int h, int heads, const fl
       for (int k = 0; k < AT_ONCE; ++k) {  // all on their way at once
         const size_t row = (size_t(item.row0 + min(s + k, item.splits - 1)) * heads + h) * ROWS + r;
         weighs[k] = __ldcg(reinterpret_cast<const float2*>(scales + 2 * row));
-        parts[k] = __ldcg(reinterpret_cast<const float4*>(partial + row * D + d));
+        parts[k] = __ldcg(reinterpret_cast<const float4*>(partial + row * DV + d));
         if (s + k >= item.splits) weighs[k] = make_float2(NEVER, 0.0f);
       }
       float next = most;
@@ -51,7 +51,7 @@ __device__ inline void merge_splits(const Item& item, int h, int heads, const fl
       }
       most = next;
     }
-    put_row<T, D, REP>(out, item, r, h, heads, d, value, sum);
+    put_row<T, DV, REP>(out, item, r, h, heads, d, value, sum);
   }
 }
 
@@ -80,16 +80,19 @@ __device__ inline unsigned halved(unsigned two, __nv_bfloat16) {
 // which the host made alike in tokens for all blocks, its warps taking turns at 16 tokens; each warp has its own ring in shared
 // memory, filled ahead by asynchronous copies over the ends of items, so that memory is never waited for twice, and its own
 // running softmax. Tokens are the tensor cores' rows and packed rows their columns: eight rows fill a fragment.
-template <typename T, typename S, int D, int REP, int PAGE, int WINDOW, int ROWS, int STAGES>
-__device__ inline void attend_decode(const T* q, const S* pool, const float* kv_scales, const int* pages, const int* items,
-                                  const int* starts, float factor, T* out, float* partial, float* scales,
-                                  int* counters, int heads) {
+template <typename T, typename S, int D, int DV, int REP, int PAGE, int WINDOW, int CAP, bool SINKS, int ROWS, int STAGES,
+          int WARPS>
+__device__ inline void attend_decode(const T* q, const S* pool, const float* kv_scales, const T* sinks, const int* pages,
+                                     const int* items, const int* starts, float factor, T* out, float* partial,
+                                     float* scales, int* counters, int heads) {
   constexpr bool SMALL = sizeof(S) == 1;
   constexpr float RAISED = 1024.0f;
-  constexpr int WARPS = 4, TILE = 16, GROUPS = ROWS / 8, LINE = D + 4;
+  constexpr int TILE = 16, GROUPS = ROWS / 8, LINE = DV + 4;
   constexpr int BYTES = D * sizeof(S), WIDE = ROW_OF<D> * sizeof(S), CHUNKS = (BYTES + 31) / 32 * 2;  // in pairs
+  constexpr int V_BYTES = DV * sizeof(S), V_WIDE = ROW_OF<DV> * sizeof(S), V_CHUNKS = (V_BYTES + 31) / 32 * 2;
   constexpr int WHOLE = D / 16, STEPS = SMALL ? CHUNKS : WHOLE;  // of 16 dimensions
-  constexpr int STAGE = 2 * TILE * (WIDE + (SMALL ? 4 : 0));
+  constexpr int V_WHOLE = DV / 16, V_STEPS = SMALL ? V_CHUNKS : V_WHOLE;
+  constexpr int STAGE = TILE * (WIDE + V_WIDE + (SMALL ? 8 : 0));
   extern __shared__ __align__(16) unsigned char memory[];
   __shared__ float shared_m[WARPS][8], shared_l[WARPS][8];
   __shared__ int flag;
@@ -99,6 +102,7 @@ __device__ inline void attend_decode(const T* q, const S* pool, const float* kv_
   const int first = starts[blockIdx.x], last = starts[blockIdx.x + 1];
   const size_t plane = size_t(heads) * PAGE * D;  // from a page's keys to its values
   auto swapped = [](int chunk, int token) { return chunk ^ (WIDE < 128 ? token >> 1 & 3 : token & 7); };
+  auto v_swapped = [](int chunk, int token) { return chunk ^ (V_WIDE < 128 ? token >> 1 & 3 : token & 7); };
 
   int ahead = first, tile_ahead = warp, tiles_ahead = 0, lo_ahead = 0, hi_ahead = 0, pages_ahead = 0, page_ahead = 0;
   auto look_ahead = [&](bool next) {
@@ -122,8 +126,10 @@ __device__ inline void attend_decode(const T* q, const S* pool, const float* kv_
   auto produce = [&](int stage) {
     if (ahead < last) {
       const int base = lo_ahead + tile_ahead * TILE;
-      const size_t at = size_t(page_ahead) * 2 * heads * PAGE + size_t(h) * PAGE + base % PAGE;
-      const unsigned char* from = reinterpret_cast<const unsigned char*>(pool + at * D);
+      const size_t line = size_t(h) * PAGE + base % PAGE;
+      const S* page = pool + size_t(page_ahead) * heads * PAGE * (D + DV);
+      const unsigned char* from = reinterpret_cast<const unsigned char*>(page + line * D);
+      const unsigned char* v_from = reinterpret_cast<const unsigned char*>(page + plane + line * DV);
       const unsigned to = shared_address(ring + stage * STAGE);
 #pragma unroll
       for (int i = 0; i < TILE * CHUNKS / 32; ++i) {
@@ -131,10 +137,19 @@ __device__ inline void attend_decode(const T* q, const S* pool, const float* kv_
         const bool inside = base + token < hi_ahead && (BYTES == CHUNKS * 16 || chunk * 16 < BYTES);
         const unsigned place = to + token * WIDE + swapped(chunk, token) * 16;
         fetch(place, from + token * BYTES + chunk * 16, inside);
-        fetch(place + TILE * WIDE, from + plane * sizeof(S) + token * BYTES + chunk * 16, inside);
+        if (D == DV) fetch(place + TILE * WIDE, v_from + token * BYTES + chunk * 16, inside);
       }
-      if (SMALL && lane < 8)  // kv_scales of 16 keys, then of 16 values
-        fetch(to + 2 * TILE * WIDE + lane * 16, kv_scales + at + (lane >> 2) * (plane / D) + (lane & 3) * 4, true);
+#pragma unroll
+      for (int i = 0; i < (D == DV ? 0 : TILE * V_CHUNKS / 32); ++i) {
+        const int token = (i * 32 + lane) / V_CHUNKS, chunk = (i * 32 + lane) % V_CHUNKS;
+        const bool inside = base + token < hi_ahead && (V_BYTES == V_CHUNKS * 16 || chunk * 16 < V_BYTES);
+        fetch(to + TILE * WIDE + token * V_WIDE + v_swapped(chunk, token) * 16, v_from + token * V_BYTES + chunk * 16,
+              inside);
+      }
+      if (SMALL && lane < 8) {  // kv_scales of 16 keys, then of 16 values
+        const size_t at = (size_t(page_ahead) * 2 + (lane >> 2)) * heads * PAGE + line;
+        fetch(to + TILE * (WIDE + V_WIDE) + lane * 16, kv_scales + at + (lane & 3) * 4, true);
+      }
       tile_ahead += WARPS;
       look_ahead(false);
     }
@@ -166,12 +181,12 @@ __device__ inline void attend_decode(const T* q, const S* pool, const float* kv_
         }
       }
     }
-    float o[GROUPS][STEPS][4], m[GROUPS][2], l[GROUPS][2];
+    float o[GROUPS][V_STEPS][4], m[GROUPS][2], l[GROUPS][2];
     int seen[GROUPS][2];
 #pragma unroll
     for (int n = 0; n < GROUPS; ++n) {
 #pragma unroll
-      for (int i = 0; i < STEPS; ++i)
+      for (int i = 0; i < V_STEPS; ++i)
 #pragma unroll
         for (int e = 0; e < 4; ++e) o[n][i][e] = 0.0f;
 #pragma unroll
@@ -179,6 +194,10 @@ __device__ inline void attend_decode(const T* q, const S* pool, const float* kv_
         m[n][c] = LOWEST;
         l[n][c] = 0.0f;
         seen[n][c] = item.position + (n * 8 + 2 * t + c) / REP;
+        if (SINKS && warp == 0 && item.split == 0) {  // once, however the cached tokens are split
+          m[n][c] = sink_of<T, REP>(sinks, h, n * 8 + 2 * t + c);
+          l[n][c] = g == 0 ? 1.0f : 0.0f;
+        }
       }
     }
     const int tiles = (item.hi - item.lo + TILE - 1) / TILE;
@@ -187,7 +206,7 @@ __device__ inline void attend_decode(const T* q, const S* pool, const float* kv_
       __syncwarp();
       produce(stage == 0 ? STAGES - 1 : stage - 1);
       const unsigned keys = shared_address(ring + stage * STAGE), values = keys + TILE * WIDE;
-      const float* kept = reinterpret_cast<const float*>(ring + stage * STAGE + 2 * TILE * WIDE);
+      const float* kept = reinterpret_cast<const float*>(ring + stage * STAGE + TILE * (WIDE + V_WIDE));
       stage = stage + 1 == STAGES ? 0 : stage + 1;
       float s[GROUPS][4];
 #pragma unroll
@@ -224,7 +243,7 @@ __device__ inline void attend_decode(const T* q, const S* pool, const float* kv_
             const int at = base + 8 * half;
             const bool sees = at < item.hi && at <= seen[n][c] && (WINDOW == 0 || at > seen[n][c] - WINDOW);
             float& score = s[n][2 * half + c];
-            score = sees ? score * (SMALL ? factor * kept[g + 8 * half] : factor) : NEVER;
+            score = sees ? capped<CAP>(score * (SMALL ? factor * kept[g + 8 * half] : factor)) : NEVER;
             most = fmaxf(most, score);
           }
           most = fmaxf(most, __shfl_xor_sync(~0u, most, 4));
@@ -247,15 +266,15 @@ __device__ inline void attend_decode(const T* q, const S* pool, const float* kv_
           p[n][1] = swap_halves(pack(s[n][2], s[n][3], T()));
         }
 #pragma unroll
-        for (int i = 0; i < STEPS; ++i)
+        for (int i = 0; i < V_STEPS; ++i)
 #pragma unroll
           for (int e = 0; e < 4; ++e) o[n][i][e] *= old[e & 1];
       }
 #pragma unroll
-      for (int i = 0; i < CHUNKS; i += 2) {
+      for (int i = 0; i < V_CHUNKS; i += 2) {
         unsigned a[4];
         const int token = (lane & 7) + (SMALL ? lane & 8 : lane >> 1 & 8), chunk = i + (SMALL ? lane >> 4 : lane >> 3 & 1);
-        load_transposed(a, values + token * WIDE + swapped(chunk, token) * 16);
+        load_transposed(a, values + token * V_WIDE + v_swapped(chunk, token) * 16);
 #pragma unroll
         for (int n = 0; n < GROUPS; ++n) {
           if constexpr (SMALL) {
@@ -286,14 +305,14 @@ __device__ inline void attend_decode(const T* q, const S* pool, const float* kv_
         }
         float* line = shared_o + (warp * 8 + 2 * t + c) * LINE;
 #pragma unroll
-        for (int i = 0; i < WHOLE; ++i) {
+        for (int i = 0; i < V_WHOLE; ++i) {
           line[i * 16 + (SMALL ? 2 * g : g)] = SMALL ? o[n][i][c] / RAISED : o[n][i][c];
           line[i * 16 + (SMALL ? 2 * g + 1 : g + 8)] = SMALL ? o[n][i][2 + c] / RAISED : o[n][i][2 + c];
         }
       }
       __syncthreads();
-      for (int i = threadIdx.x; i < min(8, item.rows - n * 8) * (D / 4); i += WARPS * 32) {
-        const int r = i / (D / 4), d = i % (D / 4) * 4;
+      for (int i = threadIdx.x; i < min(8, item.rows - n * 8) * (DV / 4); i += WARPS * 32) {
+        const int r = i / (DV / 4), d = i % (DV / 4) * 4;
         float most = LOWEST, sum = 0.0f;
         float4 value = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 #pragma unroll
@@ -305,16 +324,16 @@ __device__ inline void attend_decode(const T* q, const S* pool, const float* kv_
           add(value, *reinterpret_cast<const float4*>(shared_o + (w * 8 + r) * LINE + d), weight);
         }
         if (item.splits == 1) {
-          put_row<T, D, REP>(out, item, n * 8 + r, h, heads, d, value, sum);
+          put_row<T, DV, REP>(out, item, n * 8 + r, h, heads, d, value, sum);
         } else {
-          __stcg(reinterpret_cast<float4*>(partial + (slot + n * 8 + r) * D + d), value);
+          __stcg(reinterpret_cast<float4*>(partial + (slot + n * 8 + r) * DV + d), value);
           if (d == 0) __stcg(reinterpret_cast<float2*>(scales + 2 * (slot + n * 8 + r)), make_float2(most, sum));
         }
       }
       __syncthreads();
     }
     if (item.splits > 1 && last_of(counters + item.row0 * heads + h, item.splits, &flag))
-      merge_splits<T, D, REP, ROWS>(item, h, heads, partial, scales, out);
+      merge_splits<T, DV, REP, ROWS>(item, h, heads, partial, scales, out);
   }
 }
 

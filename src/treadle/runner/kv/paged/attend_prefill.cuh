@@ -16,12 +16,12 @@ __device__ inline float power(float value) {
   return result;
 }
 
-// Sums a tile's partial results (ROWS x D, with ROWS x {maximum, sum}) and writes the tile's rows. All weights come
+// Sums a tile's partial results (ROWS x DV, with ROWS x {maximum, sum}) and writes the tile's rows. All weights come
 // first, into `weights` (splits x ROWS in shared memory); LOADS pieces are on their way to a thread at once.
-template <typename T, int D, int REP, int ROWS, int THREADS, int LOADS>
+template <typename T, int DV, int REP, int ROWS, int THREADS, int LOADS>
 __device__ inline void merge_parts(const Item& item, int block, int h, int heads, const float* partial,
                                     const float* scales, T* out, float* weights) {
-  constexpr int SHARE = THREADS / ROWS, PIECES = D / 4, EACH = ROWS * PIECES / THREADS;
+  constexpr int SHARE = THREADS / ROWS, PIECES = DV / 4, EACH = ROWS * PIECES / THREADS;
   constexpr int WIDTH = EACH < LOADS / 2 ? EACH : LOADS / 2, DEPTH = LOADS / WIDTH;
   const size_t start = (size_t(block - item.split) * heads + h) * ROWS, stride = size_t(heads) * ROWS;
   const int r = threadIdx.x / SHARE, last = item.splits - 1;
@@ -83,7 +83,7 @@ __device__ inline void merge_parts(const Item& item, int block, int h, int heads
     for (int w = 0; w < WIDTH; ++w) {
       const int i = i0 + w * THREADS, packed = item.row0 + i / PIECES;
       if (i >= all) continue;
-      T* to = out + (size_t(item.token + packed / REP) * heads * REP + h * REP + packed % REP) * D + i % PIECES * 4;
+      T* to = out + (size_t(item.token + packed / REP) * heads * REP + h * REP + packed % REP) * DV + i % PIECES * 4;
       *reinterpret_cast<uint2*>(to) =
           make_uint2(pack(value[w].x, value[w].y, T()), pack(value[w].z, value[w].w, T()));
     }
@@ -176,8 +176,8 @@ __device__ inline void weigh(float (&s)[F][N][4], float (&o)[F][CHUNKS][4], floa
 }
 
 // Adds values by weight; `values` points to this thread's piece of the first matrices.
-template <typename T, int D, int F, int N>
-__device__ inline void gather(float (&o)[F][D / 8][4], const float (&s)[F][N][4], unsigned values) {
+template <typename T, int DV, int F, int N>
+__device__ inline void gather(float (&o)[F][DV / 8][4], const float (&s)[F][N][4], unsigned values) {
   const T kind = T();
 #pragma unroll
   for (int i = 0; i < N / 2; ++i) {
@@ -190,9 +190,9 @@ __device__ inline void gather(float (&o)[F][D / 8][4], const float (&s)[F][N][4]
       p[f][3] = pack(s[f][2 * i + 1][2], s[f][2 * i + 1][3], kind);
     }
 #pragma unroll
-    for (int n = 0; n < D / 8; n += 2) {
+    for (int n = 0; n < DV / 8; n += 2) {
       unsigned b[4];  // two halves of 16 tokens by two groups of 8 dimensions
-      load_transposed(b, (values ^ (n << 4)) + i * 16 * ROW_OF<D> * 2);
+      load_transposed(b, (values ^ (n << 4)) + i * 16 * ROW_OF<DV> * 2);
 #pragma unroll
       for (int f = 0; f < F; ++f) {
         mma(o[f][n], p[f][0], p[f][1], p[f][2], p[f][3], b[0], b[1], kind);
@@ -203,8 +203,8 @@ __device__ inline void gather(float (&o)[F][D / 8][4], const float (&s)[F][N][4]
 }
 
 // Writes what the fragments of a tile of 128 rows come to: the tile's rows, or its part of them.
-template <typename T, int D, int REP, int F, int THREADS>
-__device__ inline void leave(const Item& item, const float (&o)[F][D / 8][4], const float (&m)[F][2],
+template <typename T, int DV, int REP, int F, int THREADS>
+__device__ inline void leave(const Item& item, const float (&o)[F][DV / 8][4], const float (&m)[F][2],
                              const float (&l)[F][2], int block, int h, int heads, T* out, float* partial,
                              float* scales, int* counters, float* weights) {
   constexpr int ROWS = 128;
@@ -219,35 +219,37 @@ __device__ inline void leave(const Item& item, const float (&o)[F][D / 8][4], co
       const float sum = quad_sum(l[f][half]), inverse = sum > 0.0f ? 1.0f / sum : 0.0f;
       if (r >= item.rows) continue;
       const int packed = item.row0 + r;
-      T* to = out + (size_t(item.token + packed / REP) * heads * REP + h * REP + packed % REP) * D + 2 * t;
-      float* part = partial + (row0 + r) * D + 2 * t;
+      T* to = out + (size_t(item.token + packed / REP) * heads * REP + h * REP + packed % REP) * DV + 2 * t;
+      float* part = partial + (row0 + r) * DV + 2 * t;
       if (item.splits > 1 && t == 0)
         __stcg(reinterpret_cast<float2*>(scales + 2 * (row0 + r)), make_float2(m[f][half], sum));
 #pragma unroll
-      for (int n = 0; n < D / 8; ++n) {
+      for (int n = 0; n < DV / 8; ++n) {
         const float x = o[f][n][2 * half], y = o[f][n][2 * half + 1];
         if (item.splits == 1) *reinterpret_cast<unsigned*>(to + n * 8) = pack(x * inverse, y * inverse, T());
         else __stcg(reinterpret_cast<float2*>(part + n * 8), make_float2(x, y));
       }
     }
   if (item.splits > 1 && last_of(counters + (block - item.split) * heads + h, item.splits, &flag))
-    merge_parts<T, D, REP, ROWS, THREADS, (D > 64 ? 32 : 16)>(item, block, h, heads, partial, scales, out, weights);
+    merge_parts<T, DV, REP, ROWS, THREADS, (DV > 64 ? 32 : 16)>(item, block, h, heads, partial, scales, out, weights);
 }
 
 // Many packed rows (128 a tile) over cached tokens, TILE of them at a time in shared memory, the next ones on their way
 // meanwhile (FlashAttention-2, Dao 2023). A warp has 32 rows, so that all it reads from shared memory serves two mma;
-// of 256 dimensions its registers hold the sums of 16. Blocks have 128 threads (256 at D = 256) and
-// (128 + 4 * TILE) * ROW_OF<D> * 2 bytes. They start in the order of the items, all heads of one after another: the longest
-// items should come first.
-template <typename T, int D, int REP, int PAGE, int WINDOW, int TILE>
-__device__ inline void attend_prefill(const T* q, const T* pool, const int* pages, const int* items, float factor,
-                                   T* out, float* partial, float* scales, int* counters, int heads) {
-  constexpr int ROWS = 128, F = D > 128 ? 1 : 2, OWN = 16 * F, THREADS = 32 * ROWS / OWN, CHUNKS = ROW_OF<D> / 8;
-  constexpr int STEP = THREADS / CHUNKS, WIDE = ROW_OF<D> * 2;  // tokens that all threads fetch at once, bytes of a row
-  constexpr int BYTES = D * 2;                                  // of a token in a page
+// of 256 dimensions its registers hold the sums of 16. Blocks have 128 threads (256 at D > 128) and
+// ((128 + 2 * TILE) * ROW_OF<D> + 2 * TILE * ROW_OF<DV>) * 2 bytes. They start in the order of the items, all heads of one
+// after another: the longest items should come first.
+template <typename T, int D, int DV, int REP, int PAGE, int WINDOW, int CAP, bool SINKS, int TILE>
+__device__ inline void attend_prefill(const T* q, const T* pool, const T* sinks, const int* pages, const int* items,
+                                      float factor, T* out, float* partial, float* scales, int* counters, int heads) {
+  constexpr int ROWS = 128, F = D > 128 || DV > 128 ? 1 : 2, OWN = 16 * F, THREADS = 32 * ROWS / OWN;
+  constexpr int CHUNKS = ROW_OF<D> / 8, STEP = THREADS / CHUNKS, WIDE = ROW_OF<D> * 2;  // tokens that all threads fetch
+  constexpr int V_CHUNKS = ROW_OF<DV> / 8, V_STEP = THREADS / V_CHUNKS, V_WIDE = ROW_OF<DV> * 2;  // at once, row's bytes
+  constexpr int BYTES = D * 2, V_BYTES = DV * 2;                                                  // of a token in a page
   constexpr int GROUP = TILE < 32 ? TILE : 32;  // tokens that surely share a page
   constexpr int BATCH = 32 * GROUP / TILE;      // tiles whose pages a warp knows
   extern __shared__ __align__(1024) unsigned char memory[];  // queries [ROWS], keys [2][TILE], values [2][TILE]
+  constexpr unsigned VALUES = (ROWS + 2 * TILE) * WIDE;
   const int linear = blockIdx.y * gridDim.x + blockIdx.x, block = linear / heads, h = linear % heads;
   const Item item(items + block * 8);
   if (item.rows == 0) return;  // there are more blocks than items, as launches come in few sizes
@@ -266,7 +268,11 @@ __device__ inline void attend_prefill(const T* q, const T* pool, const int* page
   }
   const char* mine = reinterpret_cast<const char*>(pool + (size_t(h) * PAGE + token) * D + chunk * 8);
   asm volatile("" : "+l"(mine), "+r"(piece));  // not to be worked out again for every tile
-  const unsigned stride = 4 * heads * PAGE * D;  // bytes of a page
+  const unsigned stride = 2 * heads * PAGE * (D + DV), plane = 2 * heads * PAGE * D;  // bytes of a page, of its keys
+  const int v_token = threadIdx.x / V_CHUNKS, v_chunk = threadIdx.x % V_CHUNKS;       // of values that are less wide
+  const bool v_fetches = DV == ROW_OF<DV> || v_chunk * 8 < DV;
+  const char* v_mine = reinterpret_cast<const char*>(pool + (size_t(h) * PAGE + v_token) * DV + v_chunk * 8);
+  const unsigned v_piece = start + VALUES + v_token * V_WIDE + ((v_chunk ^ (v_token & 7)) << 4);
   const int tiles = (item.hi - item.lo + TILE - 1) / TILE;
   int known = 0;  // a page for each lane, of BATCH tiles
   auto stage = [&](int tile) {
@@ -277,9 +283,14 @@ __device__ inline void attend_prefill(const T* q, const T* pool, const int* page
     for (int i = 0; i < TILE; i += GROUP) {
       const unsigned page = __shfl_sync(~0u, known, tile % BATCH * (TILE / GROUP) + i / GROUP);
       const char* from = mine + size_t(page) * stride + (PAGE > GROUP ? unsigned(base + i) % PAGE * BYTES : 0);
-      if (!fetches) continue;
-      fetch_rows<0, GROUP, STEP, WIDE, BYTES>(to + i * WIDE, from, left - i);
-      fetch_rows<0, GROUP, STEP, WIDE, BYTES>(to + (2 * TILE + i) * WIDE, from + stride / 2, left - i);
+      if (fetches) fetch_rows<0, GROUP, STEP, WIDE, BYTES>(to + i * WIDE, from, left - i);
+      if constexpr (D == DV) {
+        if (fetches) fetch_rows<0, GROUP, STEP, WIDE, BYTES>(to + (2 * TILE + i) * WIDE, from + stride / 2, left - i);
+      } else if (v_fetches) {
+        const char* v_from = v_mine + size_t(page) * stride + plane + (PAGE > GROUP ? unsigned(base + i) % PAGE * V_BYTES : 0);
+        fetch_rows<0, GROUP, V_STEP, V_WIDE, V_BYTES>(v_piece + ((tile & 1) * TILE + i) * V_WIDE, v_from,
+                                                      item.hi - base - v_token - i);
+      }
     }
     asm volatile("cp.async.commit_group;" ::: "memory");
   };
@@ -288,17 +299,21 @@ __device__ inline void attend_prefill(const T* q, const T* pool, const int* page
   const int low = lane & 7, second = (lane >> 3) & 1, third = lane >> 4;
   unsigned queries = start + (warp * OWN + low + second * 8) * WIDE + ((third ^ low) << 4);
   unsigned keys = start + (ROWS + low + third * 8) * WIDE + ((second ^ low) << 4);
-  unsigned values = start + (ROWS + 2 * TILE + low + second * 8) * WIDE + ((third ^ low) << 4);
+  unsigned values = start + VALUES + (low + second * 8) * V_WIDE + ((third ^ low) << 4);
   asm volatile("" : "+r"(queries), "+r"(keys), "+r"(values));
-  float o[F][D / 8][4], m[F][2], l[F][2];
+  float o[F][DV / 8][4], m[F][2], l[F][2];
 #pragma unroll
   for (int f = 0; f < F; ++f)
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       m[f][half] = LOWEST;
       l[f][half] = 0.0f;
+      if (SINKS && item.split == 0) {  // once, however the cached tokens are split
+        m[f][half] = sink_of<T, REP>(sinks, h, item.row0 + warp * OWN + f * 16 + half * 8 + g);
+        l[f][half] = t == 0 ? 1.0f : 0.0f;
+      }
 #pragma unroll
-      for (int n = 0; n < D / 8; ++n) o[f][n][2 * half] = o[f][n][2 * half + 1] = 0.0f;
+      for (int n = 0; n < DV / 8; ++n) o[f][n][2 * half] = o[f][n][2 * half + 1] = 0.0f;
     }
   const int first = item.position + (item.row0 + warp * OWN) / REP;
   const int last = item.position + (item.row0 + min(warp * OWN + OWN, item.rows) - 1) / REP;
@@ -312,6 +327,14 @@ __device__ inline void attend_prefill(const T* q, const T* pool, const int* page
     if (idle || base > last || (WINDOW > 0 && base + TILE <= first - WINDOW + 1)) continue;
     float s[F][TILE / 8][4];
     score<T, D>(s, queries, keys + (tile & 1) * TILE * WIDE);
+    if constexpr (CAP != 0) {
+#pragma unroll
+      for (int f = 0; f < F; ++f)
+#pragma unroll
+        for (int n = 0; n < TILE / 8; ++n)
+#pragma unroll
+          for (int e = 0; e < 4; ++e) s[f][n][e] = capped<CAP>(s[f][n][e] * factor);
+    }
     if (base + TILE > item.hi || base + TILE - 1 > first || (WINDOW > 0 && base <= last - WINDOW)) {
 #pragma unroll
       for (int f = 0; f < F; ++f)
@@ -327,11 +350,11 @@ __device__ inline void attend_prefill(const T* q, const T* pool, const int* page
               if (n * 8 + e >= end || (WINDOW > 0 && n * 8 + e <= begin)) s[f][n][2 * half + e] = NEVER;
         }
     }
-    weigh(s, o, m, l, factor);
-    gather<T, D>(o, s, values + (tile & 1) * TILE * WIDE);
+    weigh(s, o, m, l, CAP ? 1.0f : factor);
+    gather<T, DV>(o, s, values + (tile & 1) * TILE * V_WIDE);
   }
   asm volatile("cp.async.wait_group 0;" ::: "memory");
-  leave<T, D, REP, F, THREADS>(Item(items + block * 8), o, m, l, block, h, heads, out, partial, scales, counters,
+  leave<T, DV, REP, F, THREADS>(Item(items + block * 8), o, m, l, block, h, heads, out, partial, scales, counters,
                                reinterpret_cast<float*>(memory));
 }
 

@@ -1,6 +1,7 @@
 // Attention of a step's tokens over keys and values in pages, for tensor cores of compute capability 8.0 and later, where a block has the shared memory (`Kernels.too_large`).
 //
-// A pool holds one layer's cache: [pages][2: keys, values][kv heads][PAGE tokens][D]. The queries of one kv head are
+// A pool holds one layer's cache: of each page first the keys, [kv heads][PAGE tokens][D], then the values, [kv heads]
+// [PAGE tokens][DV]; a latent cache has no values of its own: they are the first DV dimensions of the keys. The queries of one kv head are
 // packed: packed row r of a segment is token r / REP and head h * REP + r % REP, so that grouped heads share every byte
 // that is read. A work item is a tile of packed rows over a range of cached tokens; where a tile's range is split
 // over several items, each leaves a partial sum, and the last one to finish merges them (flash-decoding, Dao et al.
@@ -20,6 +21,20 @@ constexpr int ROW_OF = D <= 64 ? 64 : D <= 128 ? 128 : 256;
 
 constexpr float LOWEST = -1e30f;  // finite: a difference of two is 0, not a NaN
 constexpr float NEVER = -3e38f;   // weighs nothing beside LOWEST
+constexpr float LOG2_E = 1.44269504f;
+
+// A score, or the capped one, CAP * tanh(score); CAP is a float's bits, 0 for no cap. In units of log2(e).
+template <int CAP>
+__device__ inline float capped(float score) {
+  if constexpr (CAP == 0) return score;
+  else return __int_as_float(CAP) * (1.0f - 2.0f / (1.0f + exp2f(2.0f * LOG2_E * score)));
+}
+
+// The maximum that a packed row's softmax starts with: its head's attention sink, a token without a value, or none.
+template <typename T, int REP>
+__device__ inline float sink_of(const T* sinks, int h, int packed) {
+  return fmaxf(wide(sinks[h * REP + packed % REP]) * LOG2_E, LOWEST);
+}
 
 struct Item {
   int token, rows, row0, position, lo, hi, pages, split, splits;

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -12,49 +13,100 @@ from ...device.cuda import CudaKernel, bits_of
 from ...device.properties import DeviceProperties
 from ..backend import Unsupported
 from .pool import Pool, PoolKernels
-from .tiling import DECODE_ROWS, PREFILL_ROWS, TILE, Tiles
+from .tiling import (
+    COUNT,
+    DECODE_ROWS,
+    PREFILL_ROWS,
+    TILE,
+    WIDE_ROWS,
+    Segments,
+    Tiles,
+    decode_tiles,
+    in_few_sizes,
+    padded,
+    prefill_tiles,
+    wide_tiles,
+)
 
-HEAD_DIMS = (64, 80, 96, 128, 256)
 _WIDTHS = (64, 128, 256)
-"""Dimensions of a row in shared memory: those of a head, padded."""
+"""Dimensions of a row in shared memory: those of a head, padded. Wider heads go to the wide kernel."""
+_WIDEST = (576, 512)
+"""Dimensions of keys and of values in the wide kernel, at most."""
 _LOG2_E = 1.4426950408889634
 _PREFILL_TILES = (64, 16)
 """Cached tokens that a block of the prefill kernel reads together, by the shared memory there is."""
-_RINGS = (5, 4, 3, 2)
-"""Depths of a warp's ring of tiles in a block of the decode kernel."""
+_RINGS = ((4, 5), (4, 4), (4, 3), (4, 2), (2, 2))
+"""Warps of a block of the decode kernel and depths of a warp's ring of tiles, best first."""
+_WIDE_TILES = (64, 32, 16)
+"""Cached tokens that a block of the wide kernel reads together."""
 _STATIC, _FLAGS = 1024, 272
 """Bytes of a block's shared memory that the device or a kernel reserves, and those that the decode kernel does."""
 _INPUTS = ["q", "pool", "kv_scales", "pages", "items", "counters", "written", "partial", "scales"]
 _DECODE_BODY = """
-  treadle::attend_decode<T, S, D, REP, PAGE, WINDOW, ROWS, STAGES>(
-      q, pool, (const float*)kv_scales, pages, items + (gridDim.x + 8) / 8 * 8, items, __int_as_float(SCALE), out,
-      const_cast<float*>(partial), const_cast<float*>(scales), const_cast<int*>(counters), HEADS);
-"""
-_PREFILL_BODY = """
-  treadle::attend_prefill<T, D, REP, PAGE, WINDOW, TILE>(
-      q, pool, pages, items, __int_as_float(SCALE), out, const_cast<float*>(partial), const_cast<float*>(scales),
+  treadle::attend_decode<T, S, D, DV, REP, PAGE, WINDOW, CAP, SINKS, ROWS, STAGES, WARPS>(
+      q, pool, (const float*)kv_scales, SINK_OF_HEAD, pages, items + (gridDim.x + 8) / 8 * 8, items,
+      __int_as_float(SCALE), out, const_cast<float*>(partial), const_cast<float*>(scales),
       const_cast<int*>(counters), HEADS);
 """
-_DECODE_WARPS = 4
+_PREFILL_BODY = """
+  treadle::attend_prefill<T, D, DV, REP, PAGE, WINDOW, CAP, SINKS, TILE>(
+      q, pool, SINK_OF_HEAD, pages, items, __int_as_float(SCALE), out, const_cast<float*>(partial),
+      const_cast<float*>(scales), const_cast<int*>(counters), HEADS);
+"""
+_WIDE_BODY = """
+  treadle::attend_wide<T, D, DV, REP, PAGE, WINDOW, CAP, SINKS, LATENT, ROWS, TILE>(
+      q, pool, SINK_OF_HEAD, pages, items, __int_as_float(SCALE), out, const_cast<float*>(partial),
+      const_cast<float*>(scales), const_cast<int*>(counters), HEADS);
+"""
 
 
 @dataclass(frozen=True)
 class AttentionShape:
-    """A layer's attention: kv heads, query heads, dimensions of each head, and the type of keys and values."""
+    """A layer's attention: kv heads, query heads, dimensions of keys and of values, and their type.
+
+    `value_dim` 0 stands for that of keys. With `sinks` a learned logit of each query head is in its softmax; `softcap`
+    (0: none) bounds the scores. Keys of a `latent` layer hold the values in their first dimensions.
+    """
 
     heads: int
     query_heads: int
     dim: int
     dtype: Any
+    value_dim: int = 0
+    sinks: bool = False
+    softcap: float = 0.0
+    latent: bool = False
+
+    @property
+    def widest(self) -> tuple[int, int]:
+        """Dimensions of keys and of values."""
+        return self.dim, self.value_dim or self.dim
+
+    @property
+    def group(self) -> int:
+        """Query heads that share a kv head."""
+        return self.query_heads // self.heads
 
 
 @dataclass
 class Kernels(PoolKernels):
-    """Attention over such pools, with `rep` query heads for each kv head, on a device like `chip`."""
+    """Attention over such pools, with `rep` query heads for each kv head, on a device like `chip`.
+
+    With `sinks` each softmax has its head's sink in it; scores are capped at `softcap` (0: not). Heads with keys or
+    values of more than 256 dimensions, and latent ones, go to the `wide` kernel.
+    """
 
     rep: int = 1
     chip: DeviceProperties = field(default_factory=DeviceProperties)
+    sinks: bool = field(default=False, kw_only=True)
+    softcap: float = field(default=0.0, kw_only=True)
+    wide: bool = field(default=False, kw_only=True)
     _partial: dict[tuple[int, int], tuple[Any, Any]] = field(default_factory=dict, repr=False, kw_only=True)
+    _wide_kernels: dict[tuple[int, int], CudaKernel] = field(default_factory=dict, repr=False, kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.wide = self.wide or _is_wide(self.dim, self.value_dim, self.latent)
 
     @property
     def short(self) -> int:
@@ -62,17 +114,62 @@ class Kernels(PoolKernels):
         return DECODE_ROWS[-1] // self.rep
 
     @classmethod
-    def check(cls, shape: AttentionShape) -> None:
-        """Raise Unsupported where these kernels can't compute such attention."""
+    def of(cls, shape: AttentionShape, page: int, bits: int, chip: DeviceProperties) -> Kernels:
+        """The kernels for layers of `shape`. Raises Unsupported where these can't compute such attention, or a block
+        of the device has too little shared memory for them."""
+        cls.check(shape, bits)
+        made = cls(
+            shape.heads,
+            shape.dim,
+            page,
+            shape.dtype,
+            bits,
+            rep=shape.group,
+            chip=chip,
+            value_dim=shape.value_dim,
+            latent=shape.latent,
+            sinks=shape.sinks,
+            softcap=shape.softcap,
+        )
+        made.check_memory()
+        return made
+
+    @classmethod
+    def check(cls, shape: AttentionShape, bits: int = 16) -> None:
+        """Raise Unsupported where these kernels can't compute such attention over keys and values of `bits` bits."""
+        for reason in _reasons_against(shape, bits):
+            raise Unsupported(reason)
         if shape.dtype not in cls.dtypes:
             raise Unsupported(f"attention kernels compute in bfloat16 and float16, not in {shape.dtype}")
-        if shape.dim not in HEAD_DIMS:
-            dims = ", ".join(map(str, HEAD_DIMS))
-            raise Unsupported(f"attention kernels take heads of {dims} dimensions, not of {shape.dim}")
-        if shape.query_heads % shape.heads:
-            raise Unsupported(f"{shape.query_heads} query heads can't share {shape.heads} kv heads evenly")
-        if (group := shape.query_heads // shape.heads) > DECODE_ROWS[-1]:
-            raise Unsupported(f"{group} query heads share a kv head, and the kernels take {DECODE_ROWS[-1]} at most")
+
+    # Plans -------------------------------------------------------------------------------------------------------
+
+    @property
+    def short(self) -> int:
+        """The most tokens of a segment that is planned as one that decodes; 0 where all are planned as prompts."""
+        return (_DECODE_WIDE if self.wide else DECODE_ROWS[-1]) // self.rep
+
+    def plan(self, segments: Segments, tokens: int, *, window: int, decode: bool) -> Tiles:
+        """Tiles of `segments`, all of which are short (`decode`) or not, with items padded to one of few sizes. `tokens`
+        are those of a batch of short segments, however many there are of each."""
+        if self.wide:
+            rows = self._decode_rows(segments) if decode else self._wide_shape[0]
+            made = wide_tiles(
+                segments, rep=self.rep, heads=self.heads, window=window, rows=rows, each=self._wide_each(rows)
+            )
+            return in_few_sizes(made, self.heads)
+        if not decode:
+            made = prefill_tiles(segments, rep=self.rep, heads=self.heads, window=window, dim=max(self._dims))
+            return in_few_sizes(made, self.heads)
+        made = decode_tiles(segments, rep=self.rep, heads=self.heads, window=window)
+        most = (made.blocks + 8) // 8 + made.blocks + tokens  # however the segments are split
+        return replace(made, items=padded(made.items, 1 << (most - 1).bit_length()))
+
+    def _decode_rows(self, segments: Segments) -> int:
+        most = int(segments[:, COUNT].max()) * self.rep
+        return next(rows for rows in WIDE_ROWS if most <= rows)
+
+    # Launches ----------------------------------------------------------------------------------------------------
 
     def attend(
         self,
@@ -85,33 +182,58 @@ class Kernels(PoolKernels):
         *,
         scale: float,
         window: int,
+        sinks: Any | None = None,
     ) -> Any:
-        """Attention (T, query heads, 1, D) of `queries` of that shape over the pool's `pages` (int32, the page tables
-        of all sequences one after the other), as `tiles` says. `window` is 0 for none. `counters` are zeros, and are
-        again afterwards: at least as many as partial results times kv heads."""
-        decode = tiles.rows != PREFILL_ROWS
-        if not decode and pool.scales is not None:  # many rows read the same pages again and again
+        """Attention (T, query heads, 1, DV) of `queries` (T, query heads, 1, D) over the pool's `pages` (int32, the
+        page tables of all sequences one after the other), as `tiles` says. `window` is 0 for none; `sinks` are one
+        logit for each query head. `counters` are zeros, and are again afterwards: at least as many as partial results
+        times kv heads."""
+        assert (sinks is not None) == self.sinks
+        kernel, template, threads = self._launch(tiles.rows)
+        if pool.scales is not None and tiles.rows == PREFILL_ROWS:  # many rows read the same pages again and again
             pool, written = self.dequantize(pool, pages, written, queries)
             pages = mx.arange(pages.shape[0], dtype=mx.int32)
+        if tiles.rows in DECODE_ROWS and not self.wide:
+            template = [("S", pool.data.dtype), *template]
         kv_scales = counters if pool.scales is None else pool.scales
-        return (self._decode if decode else self._prefill)(
-            [queries, pool.data, kv_scales, pages, tiles.items, counters, written, *self._partial_results(tiles)],
+        inputs = [queries, pool.data, kv_scales, pages, tiles.items, counters, written, *self._partial_results(tiles)]
+        if sinks is not None:
+            inputs.append(sinks if sinks.dtype == self.dtype else sinks.astype(self.dtype))
+        return kernel(
+            inputs,
             [
                 ("T", self.dtype),
                 ("D", self.dim),
+                ("DV", self.value_dim),
                 ("REP", self.rep),
                 ("PAGE", self.page),
                 ("WINDOW", window),
                 ("HEADS", self.heads),
                 ("ROWS", tiles.rows),
-                ("SCALE", bits_of(scale * _LOG2_E)),
-                *([("S", pool.data.dtype), ("STAGES", self._stages)] if decode else [("TILE", self._tile)]),
+                ("SINKS", self.sinks),
+                *self._scale(scale),
+                *template,
             ],
             blocks=(tiles.blocks, self.heads),
-            threads=128 if decode or self.dim <= 128 else 256,
-            shapes=[queries.shape],
+            threads=threads,
+            shapes=[(*queries.shape[:-1], self.value_dim)],
             dtypes=[self.dtype],
         )[0]
+
+    def _scale(self, scale: float) -> list[tuple[str, int]]:
+        if not self.softcap:
+            return [("SCALE", bits_of(scale * _LOG2_E)), ("CAP", 0)]
+        return [("SCALE", bits_of(scale / self.softcap)), ("CAP", bits_of(self.softcap * _LOG2_E))]
+
+    def _launch(self, rows: int) -> tuple[CudaKernel, list[tuple[str, Any]], int]:
+        """The kernel for tiles of so many rows, its own arguments, and threads of a block."""
+        if self.wide:
+            tile = self._wide_tile(rows)
+            return self._wide(rows, tile), [("TILE", tile), ("LATENT", self.latent)], 256
+        if rows != PREFILL_ROWS:
+            warps, stages = self._ring
+            return self._decode, [("STAGES", stages), ("WARPS", warps)], 32 * warps
+        return self._prefill, [("TILE", self._tile)], 128 if max(self._dims) <= 128 else 256
 
     def close(self) -> None:
         super().close()
@@ -123,53 +245,129 @@ class Kernels(PoolKernels):
         key = tiles.rows, tiles.parts
         if key not in self._partial:
             rows = tiles.parts * self.heads * tiles.rows
-            self._partial[key] = mx.zeros(max(1, rows * self.dim)), mx.zeros(max(1, rows * 2))
+            self._partial[key] = mx.zeros(max(1, rows * self.value_dim)), mx.zeros(max(1, rows * 2))
             mx.eval(self._partial[key])
         return self._partial[key]
 
+    # Shared memory -----------------------------------------------------------------------------------------------
+
     def check_memory(self) -> None:
         """Raise Unsupported where a block of the device has too little shared memory for the kernels."""
-        needs = max(self._decode_memory(_RINGS[-1]), self._prefill_memory(_PREFILL_TILES[-1]))
+        needs = self._wide_memory(WIDE_ROWS[0], _WIDE_TILES[-1])
+        if not self.wide:
+            decode = 0 if not self.short else self._decode_memory(*_RINGS[-1])
+            needs = max(decode, self._prefill_memory(_PREFILL_TILES[-1]))
         if needs + _STATIC > self.chip.shared:
             raise Unsupported(
                 f"heads of {self.dim} dimensions take {needs} bytes of shared memory, and {self.chip.shared} are there"
             )
 
+    @property
+    def _dims(self) -> tuple[int, int]:
+        return self.dim, self.value_dim
+
     @cached_property
-    def _stages(self) -> int:
-        """The deepest ring with which two blocks share a multiprocessor, or one block where two can't."""
+    def _ring(self) -> tuple[int, int]:
+        """Warps and stages of the decode kernel: the deepest ring with which two blocks share a multiprocessor, or one
+        block where two can't."""
         available = (self.chip.shared + _STATIC) // 2 - _STATIC - _FLAGS
-        twice = (depth for depth in _RINGS if self._decode_memory(depth) <= available)
-        once = (depth for depth in _RINGS if self._decode_memory(depth) + _STATIC <= self.chip.shared)
-        return next(twice, 0) or next(once)
+        twice = (ring for ring in _RINGS if ring[0] == _RINGS[0][0] and self._decode_memory(*ring) <= available)
+        once = (ring for ring in _RINGS if self._decode_memory(*ring) + _STATIC <= self.chip.shared)
+        return next(twice, None) or next(once)
 
     @cached_property
     def _tile(self) -> int:
         return next(tile for tile in _PREFILL_TILES if self._prefill_memory(tile) + _STATIC <= self.chip.shared)
 
-    def _decode_memory(self, stages: int) -> int:
+    def _decode_memory(self, warps: int, stages: int) -> int:
         """Bytes of shared memory: a ring of tiles for each warp, and its sums."""
-        line = self._width + 4 if self.int8 else self._width * int(self.dtype.size)
-        return _DECODE_WARPS * (stages * 2 * TILE * line + 8 * (self.dim + 4) * 4)
+        line = sum(_widths(self._dims)) + 8 if self.int8 else sum(_widths(self._dims)) * int(self.dtype.size)
+        return warps * (stages * TILE * line + 8 * (self.value_dim + 4) * 4)
 
     def _prefill_memory(self, tile: int) -> int:
         """Bytes of shared memory: queries, and two tiles of keys and of values."""
-        return (PREFILL_ROWS + 4 * tile) * self._width * int(self.dtype.size)
+        keys, values = _widths(self._dims)
+        return (PREFILL_ROWS * keys + 2 * tile * (keys + values)) * int(self.dtype.size)
 
-    @property
-    def _width(self) -> int:
-        """Dimensions of a row in shared memory."""
-        return next(width for width in _WIDTHS if self.dim <= width)
+    def _wide_memory(self, rows: int, tile: int) -> int:
+        """Bytes of shared memory: queries, two tiles of keys and of values, weights, and four numbers of each row."""
+        size = int(self.dtype.size)
+        keys, values = (-(-dim // 64) * 64 * size for dim in self._dims)
+        each = max(1, rows // 16 * (tile // 8) // 8)  # of the score's pieces of 16 x 8, for each of eight warps
+        across = tile // 8 // (each if each < 4 else each // 2)
+        of_tokens = 2 * tile * (keys + (0 if self.latent else values))
+        return rows * keys + of_tokens + rows * (tile * 2 + 16) + rows * 4 * (across + 2)
+
+    def _fits(self, rows: int, tile: int, blocks: int = 1) -> bool:
+        """Whether as many blocks of the wide kernel fit on a multiprocessor."""
+        return blocks * (self._wide_memory(rows, tile) + _STATIC) <= self.chip.shared + _STATIC
+
+    @cached_property
+    def _wide_shape(self) -> tuple[int, int]:
+        """Rows and cached tokens of the largest tile that fits."""
+        pairs = [(rows, tile) for tile in _WIDE_TILES for rows in reversed(WIDE_ROWS) if self._fits(rows, tile)]
+        return max(pairs, key=lambda pair: (min(pair), pair[0]))
+
+    def _wide_tile(self, rows: int) -> int:
+        """Cached tokens of a tile of so many rows."""
+        ordered = (tile for tile in _WIDE_TILES if self._fits(rows, tile, 2 if rows < WIDE_ROWS[-1] else 1))
+        return next(ordered, 0) or next(tile for tile in _WIDE_TILES if self._fits(rows, tile))
+
+    def _wide_each(self, rows: int) -> int:
+        """Blocks of the wide kernel that share a multiprocessor."""
+        return 2 if rows < WIDE_ROWS[-1] and self._fits(rows, self._wide_tile(rows), 2) else 1
+
+    # Kernels -----------------------------------------------------------------------------------------------------
 
     @cached_property
     def _decode(self) -> CudaKernel:
-        return self._attend("decode", _DECODE_BODY, self._decode_memory(self._stages))
+        return self._attend("attend_decode", _DECODE_BODY, self._decode_memory(*self._ring))
 
     @cached_property
     def _prefill(self) -> CudaKernel:
-        return self._attend("prefill", _PREFILL_BODY, self._prefill_memory(self._tile))
+        return self._attend("attend_prefill", _PREFILL_BODY, self._prefill_memory(self._tile))
 
-    def _attend(self, kind: str, body: str, memory: int) -> CudaKernel:
-        name = f"attend_{kind}"
-        files = ["device/numbers.cuh", "kv/paged/attention.cuh", f"kv/paged/{name}.cuh"]
-        return self.kernel(name, _INPUTS, ["out"], body, files=files, shared_memory=memory)
+    def _wide(self, rows: int, tile: int) -> CudaKernel:
+        kernel = self._wide_kernels.get((rows, tile))
+        if kernel is None:
+            memory = self._wide_memory(rows, tile)
+            kernel = self._attend("attend_wide", _WIDE_BODY, memory, "kv/paged/attend_prefill.cuh")
+            self._wide_kernels[rows, tile] = kernel
+        return kernel
+
+    def _attend(self, name: str, body: str, memory: int, *more: str) -> CudaKernel:
+        files = ["device/numbers.cuh", "kv/paged/attention.cuh", *more, f"kv/paged/{name}.cuh"]
+        inputs = [*_INPUTS, *(["sinks"] if self.sinks else [])]
+        body = body.replace("SINK_OF_HEAD", "sinks" if self.sinks else "(const T*)nullptr")
+        return self.kernel(name, inputs, ["out"], body, files=files, shared_memory=memory)
+
+
+_DECODE_WIDE = WIDE_ROWS[1]
+"""The most packed rows of a short segment in the wide kernel."""
+
+
+def _is_wide(dim: int, value_dim: int, latent: bool) -> bool:
+    return latent or max(dim, value_dim) > _WIDTHS[-1]
+
+
+def _widths(dims: tuple[int, int]) -> list[int]:
+    """Dimensions of rows in shared memory."""
+    return [next(width for width in _WIDTHS if dim <= width) for dim in dims]
+
+
+def _reasons_against(shape: AttentionShape, bits: int) -> Iterator[str]:
+    keys, values = shape.widest
+    wide = _is_wide(keys, values, shape.latent)
+    if not wide and (keys % 16 or values % 16):
+        yield f"attention kernels take heads of multiples of 16 dimensions, not of {keys} and {values}"
+    if wide and (keys % 32 or values % 128 or keys > _WIDEST[0] or values > _WIDEST[1]):
+        yield (
+            f"attention kernels take wide keys of multiples of 32 dimensions, {_WIDEST[0]} at most, and values of "
+            f"multiples of 128, {_WIDEST[1]} at most, not of {keys} and {values}"
+        )
+    if shape.query_heads % shape.heads:
+        yield f"{shape.query_heads} query heads can't share {shape.heads} kv heads evenly"
+    if bits == 8 and wide:
+        yield f"keys of {keys} dimensions are not stored in 8 bits"
+    if bits == 8 and shape.group > DECODE_ROWS[-1]:
+        yield f"{shape.group} query heads share a kv head, and of 8 bits {DECODE_ROWS[-1]} at most may"

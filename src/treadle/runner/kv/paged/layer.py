@@ -44,27 +44,39 @@ class PagedLayer:
     def attend(self, queries: Any, keys: Any, values: Any, scale: float, window: int, sinks: Any | None) -> Any:
         """Causal attention (T, query heads, 1, D) of `queries` of that shape, each token over its own sequence. `keys`
         and `values` are what `update_and_fetch` returned: the self-test checks that."""
-        if sinks is not None:
-            raise NotImplementedError("the kernels know no attention sinks")
         kind = self.kind._replace(window=min(filter(None, (window, self.kind.window)), default=0))
-        return self._attention(self.step, kind, queries, self.written, scale)
+        return self._attention(self.step, kind, queries, self.written, scale, sinks)
 
     def attention(self, step: PagedPass, queries: Any, written: Any, scale: float) -> Any:
         """Attention as by `attend` in `step`, once the array `written` is there."""
         return self._attention(step, self.kind, queries, written, scale)
 
-    def _attention(self, step: PagedPass, kind: LayerKind, queries: Any, written: Any, scale: float) -> Any:
+    def _attention(
+        self, step: PagedPass, kind: LayerKind, queries: Any, written: Any, scale: float, sinks: Any | None = None
+    ) -> Any:
         border = step.decode_tokens
         if border in (0, step.count):
-            return self._launch(step, kind, queries, written, scale, decode=border > 0)
-        parts = [self._launch(step, kind, queries[:border], written, scale, decode=True)]
-        parts.append(self._launch(step, kind, queries[border:], written, scale, decode=False))
+            return self._launch(step, kind, queries, written, scale, sinks, decode=border > 0)
+        parts = [self._launch(step, kind, queries[:border], written, scale, sinks, decode=True)]
+        parts.append(self._launch(step, kind, queries[border:], written, scale, sinks, decode=False))
         return mx.concatenate(parts)
 
     def _launch(
-        self, step: PagedPass, kind: LayerKind, queries: Any, written: Any, scale: float, *, decode: bool
+        self,
+        step: PagedPass,
+        kind: LayerKind,
+        queries: Any,
+        written: Any,
+        scale: float,
+        sinks: Any | None,
+        *,
+        decode: bool,
     ) -> Any:
-        tiles, pages = step.tiles_of(kind, decode=decode), step.tables[kind.table].pages[decode]
+        tiles, pages, counters = (
+            step.tiles_of(kind, decode=decode),
+            step.tables[kind.table].pages[decode],
+            step.counters[decode],
+        )
         return self.kernels.attend(
-            queries, self.pool, tiles, pages, step.counters[decode], written, scale=scale, window=kind.window
+            queries, self.pool, tiles, pages, counters, written, scale=scale, window=kind.window, sinks=sinks
         )

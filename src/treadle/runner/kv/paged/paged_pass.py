@@ -14,7 +14,7 @@ from ...device.staging import Staging
 from ...forward.compiled import CompiledPasses
 from ...forward.ragged import RaggedBatch
 from .kernels import Kernels
-from .tiling import COUNT, COUNTERS, FIRST, PAGES, Segments, Tiles, decode_tiles, prefill_tiles
+from .tiling import COUNT, COUNTERS, FIRST, PAGES, Segments, Tiles, padded
 
 PAGE = 32
 NOWHERE = -1
@@ -23,8 +23,6 @@ _LEAST_PAGES = 4096
 """The least length of a step's page table: each length is another compiled pass."""
 _LEAST_DEQUANTIZED = 64
 """The same where pages are dequantized for prompts, and nothing is compiled."""
-_BLOCKS = 512
-"""The least blocks of a prefill launch. Those without work cost nearly nothing, as they all run at once."""
 
 
 class LayerKind(NamedTuple):
@@ -133,7 +131,7 @@ class PagedPass:
         """The padded page tables of the prefill and the decode kernel."""
         border = int(rows.lengths[:short].sum())
         least = _LEAST_DEQUANTIZED if self.int8 else _LEAST_PAGES
-        return [_padded(rows.pages[border:], least), _padded(rows.pages[:border], _LEAST_PAGES)]
+        return [padded(rows.pages[border:], least), padded(rows.pages[:border], _LEAST_PAGES)]
 
     def put(self, *arrays: npt.NDArray[Any]) -> list[Any]:
         """Arrays of a step, on the device."""
@@ -158,15 +156,8 @@ class PagedPass:
         return self.tiles[decode, kind]
 
     def _plan(self, decode: bool, kind: LayerKind) -> Tiles:
-        kernels, some = self.shapes[kind.shape], self.tables[kind.table].segments[decode]
-        if decode:
-            made = decode_tiles(some, rep=kernels.rep, heads=kernels.heads, window=kind.window)
-            most = (made.blocks + 8) // 8 + made.blocks + self.decode_tokens  # however the segments are split
-            return replace(made, items=_padded(made.items, 1 << (most - 1).bit_length()))
-        made = prefill_tiles(some, rep=kernels.rep, heads=kernels.heads, window=kind.window, dim=kernels.dim)
-        items = _padded(made.items, _BLOCKS // kernels.heads)
-        blocks, room = len(items), 2 * _BLOCKS // kernels.heads  # for partial results, also where no tile is split
-        return replace(made, items=items, blocks=blocks, parts=room if blocks <= room else blocks if made.parts else 0)
+        some = self.tables[kind.table].segments[decode]
+        return self.shapes[kind.shape].plan(some, self.decode_tokens, window=kind.window, decode=decode)
 
     def _keys(self, kinds: set[LayerKind]) -> list[tuple[bool, LayerKind]]:
         return [(decode, kind) for kind in sorted(kinds) for decode in self.tables[kind.table].segments]
@@ -195,11 +186,3 @@ class PagedPass:
         tables = [StepTable(one, (next(rest), next(rest))) for one in slots]
         tiles = {key: replace(of, items=next(rest)) for key, of in self.tiles.items()}
         return replace(self, positions=positions, tables=tables, tiles=tiles)
-
-
-def _padded(array: npt.NDArray[np.int32], least: int) -> npt.NDArray[np.int32]:
-    """`array` (n, ...), padded with zeros to a power of two from `least` on. A tile of zeros has no rows."""
-    size = max(least, 1 << (len(array) - 1).bit_length())
-    padded = np.zeros((size, *array.shape[1:]), np.int32)
-    padded[: len(array)] = array
-    return padded

@@ -1,7 +1,7 @@
 """Pool of pages: one layer's cache for all sequences, and the kernels that write it.
 
-A pool is (pages, 2, kv heads, page, D): keys, then values, in the model's type or as int8 with a scale for every token
-and head. The kernels write to it in place, unknown to MLX, which only sees that they read it. The order is right
+A page holds keys, (kv heads, page, D), then values, (kv heads, page, DV), in the model's type or as int8 with a scale
+for every token and head. A latent pool (multi-head latent attention) holds keys alone. The kernels write to it in place, unknown to MLX, which only sees that they read it. The order is right
 because `write` returns a token that every reader takes, because all run on one stream, and because nothing else ever
 makes a new array out of a pool.
 """
@@ -30,6 +30,22 @@ _WRITE_BODY = """
   to[0] = reinterpret_cast<const uint4*>(k)[i];
   to[size_t(HEADS) * PAGE * CHUNKS] = reinterpret_cast<const uint4*>(v)[i];
 """
+_WRITE_EACH_BODY = """
+  constexpr int CHUNKS = D / 8, ALL = WIDTH / 8;
+  const int i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i == 0) written[0] = 0;
+  const int chunk = i % ALL, h = i / ALL % HEADS, token = i / (ALL * HEADS);
+  if (token >= slots_shape[0]) return;
+  const int slot = slots[token];
+  if (slot < 0) return;
+  uint4* page = reinterpret_cast<uint4*>(const_cast<T*>(pool)) + size_t(slot / PAGE) * HEADS * PAGE * ALL;
+  const int line = h * PAGE + slot % PAGE, values = ALL - CHUNKS, row = token * HEADS + h;
+  if (chunk < CHUNKS)
+    page[line * CHUNKS + chunk] = reinterpret_cast<const uint4*>(k)[size_t(row) * CHUNKS + chunk];
+  else
+    page[HEADS * PAGE * CHUNKS + line * values + chunk - CHUNKS] =
+        reinterpret_cast<const uint4*>(v)[size_t(row) * values + chunk - CHUNKS];
+"""
 _INT8_BODY = """
   const int warp = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32, lane = threadIdx.x % 32;
   if (warp == 0 && lane == 0) written[0] = 0;
@@ -37,27 +53,32 @@ _INT8_BODY = """
   if (token >= slots_shape[0]) return;
   const int slot = slots[token];
   if (slot < 0) return;
-  const T* from = (value ? v : k) + (size_t(token) * HEADS + h) * D;
-  constexpr int EACH = (D + 31) / 32;
+  constexpr int DV = WIDTH - D, EACH = ((D > DV ? D : DV) + 31) / 32;
+  const int dim = D == DV ? D : value ? DV : D;
+  const T* from = (value ? v : k) + (size_t(token) * HEADS + h) * dim;
   float x[EACH], most = 0.0f;
   for (int e = 0; e < EACH; ++e) {
-    x[e] = e * 32 + lane < D ? treadle::wide(from[e * 32 + lane]) : 0.0f;
+    x[e] = e * 32 + lane < dim ? treadle::wide(from[e * 32 + lane]) : 0.0f;
     most = fmaxf(most, fabsf(x[e]));
   }
   const float factor = treadle::factor_of(most);
   const size_t line = ((size_t(slot / PAGE) * 2 + value) * HEADS + h) * PAGE + slot % PAGE;
-  unsigned char* to = const_cast<unsigned char*>(pool) + line * D;
+  const size_t at = size_t(slot / PAGE) * HEADS * PAGE * WIDTH + value * HEADS * PAGE * D;
+  unsigned char* to = const_cast<unsigned char*>(pool) + at + (h * PAGE + slot % PAGE) * dim;
   for (int e = 0; e < EACH; ++e)
-    if (e * 32 + lane < D) to[e * 32 + lane] = treadle::whole(x[e], factor);
+    if (e * 32 + lane < dim) to[e * 32 + lane] = treadle::whole(x[e], factor);
   if (lane == 0) const_cast<float*>(kv_scales)[line] = factor;
 """
 _DEQUANTIZE_BODY = """
-  const size_t i = size_t(blockIdx.x) * blockDim.x + threadIdx.x, each = size_t(2) * HEADS * PAGE * D / 8;
+  const size_t i = size_t(blockIdx.x) * blockDim.x + threadIdx.x, each = size_t(HEADS) * PAGE * WIDTH / 8;
   if (i == 0) done[0] = 0;
   if (i >= pages_shape[0] * each) return;
   const size_t at = pages[i / each] * each + i % each;
   const uint2 eight = reinterpret_cast<const uint2*>(pool)[at];
-  const float factor = kv_scales[at / (D / 8)];
+  constexpr int KEYS = HEADS * PAGE * (D / 8), LINES = HEADS * PAGE, DV = WIDTH - D;
+  const int within = i % each;
+  const size_t line = within < KEYS ? within / (D / 8) : LINES + (within - KEYS) / (DV / 8);
+  const float factor = kv_scales[pages[i / each] * size_t(2 * LINES) + line];
   const unsigned char* from = reinterpret_cast<const unsigned char*>(&eight);
   uint4 wide;
   T* to = reinterpret_cast<T*>(&wide);
@@ -65,7 +86,7 @@ _DEQUANTIZE_BODY = """
   reinterpret_cast<uint4*>(const_cast<T*>(plain))[i] = wide;
 """
 _COPY_BODY = """
-  const size_t each = size_t(2) * HEADS * PAGE * D * sizeof(S) / 16;
+  const size_t each = size_t(HEADS) * PAGE * WIDTH * sizeof(S) / 16;
   const size_t i = size_t(blockIdx.x) * blockDim.x + threadIdx.x;
   if (i == 0 && blockIdx.y == 0) copied[0] = 0;
   if (i >= pairs_shape[0] * each) return;
@@ -83,8 +104,8 @@ _COPY_BODY = """
 
 @dataclass
 class Pool:
-    """`data` (pages, 2, kv heads, page, D) in the model's type; or uint8, where (data - 128) times `scales` (pages, 2,
-    kv heads, page), float32, are keys and values."""
+    """`data` (pages, ...) in the model's type, each page (2, kv heads, page, D) where keys and values are alike, else as
+    one line; or uint8, where (data - 128) times `scales` (pages, 2, kv heads, page), float32, are keys and values."""
 
     data: Any
     scales: Any | None = None
@@ -95,10 +116,10 @@ class Pool:
 
 @dataclass
 class PoolKernels:
-    """Kernels for pools of `heads` kv heads of `dim` dimensions in pages of `page` tokens, which store `dtype`, or int8
-    with 8 `bits`.
+    """Kernels for pools of `heads` kv heads in pages of `page` tokens, which store `dtype`, or int8 with 8 `bits`.
 
-    They are compiled at their first use; a compiler's refusal is a RuntimeError at the evaluation. `kernel` makes them,
+    Keys have `dim` dimensions, values `value_dim` (0: the same). In a `latent` pool they are the first of the keys' and
+    are not stored. They are compiled at their first use; a compiler's refusal is a RuntimeError at the evaluation. `kernel` makes them,
     `dtypes` are the types that they compute in, and `compile` compiles passes that use them.
     """
 
@@ -111,8 +132,18 @@ class PoolKernels:
     page: int
     dtype: Any
     bits: int = 16
+    value_dim: int = field(default=0, kw_only=True)
+    latent: bool = field(default=False, kw_only=True)
     _workspace: Pool | None = field(default=None, repr=False, kw_only=True)
     _copies: dict[int, CudaKernel] = field(default_factory=dict, repr=False, kw_only=True)
+
+    def __post_init__(self) -> None:
+        self.value_dim = self.value_dim or self.dim
+
+    @property
+    def width(self) -> int:
+        """Numbers that a pool stores of a token and kv head."""
+        return self.dim if self.latent else self.dim + self.value_dim
 
     @property
     def int8(self) -> bool:
@@ -122,26 +153,29 @@ class PoolKernels:
     @property
     def page_bytes(self) -> int:
         """Bytes of a page of one layer."""
-        return 2 * self.heads * self.page * (self.dim + 4 if self.int8 else self.dim * int(self.dtype.size))
+        return self.heads * self.page * (self.width + 8 if self.int8 else self.width * int(self.dtype.size))
 
     def new_pool(self, pages: int) -> Pool:
         """An empty pool, which takes its memory at once."""
-        shape = (pages, 2, self.heads, self.page, self.dim)
+        shape = (pages, *self._page_shape)
         pool = Pool(mx.zeros(shape, self.dtype))
         if self.int8:
-            pool = Pool(mx.zeros(shape, mx.uint8), mx.zeros(shape[:-1], mx.float32))
+            scales = mx.zeros((pages, 2, self.heads, self.page), mx.float32)
+            pool = Pool(mx.zeros(shape, mx.uint8), scales)
         mx.eval(pool.data, pool.scales)
         return pool
 
     def write(self, pool: Pool, keys: Any, values: Any, slots: Any) -> Any:
-        """Write `keys` and `values` (T, kv heads, 1, D) to `slots` (T,) of the pool, those at -1 nowhere. Returns a
-        token that readers wait for."""
+        """Write `keys` and `values` (T, kv heads, 1, D or DV) to `slots` (T,) of the pool, those at -1 nowhere. A
+        latent pool takes no values: pass the keys again. Returns a token that readers wait for."""
         kernel, inputs, threads = self._write, [keys, values, pool.data, slots], keys.size // 8
         if pool.scales is not None:
             kernel, inputs, threads = self._write_int8, [*inputs, pool.scales], keys.size // self.dim * 64
+        elif self.width != 2 * self.dim:
+            threads = keys.size // self.dim * self.width // 8
         return kernel(
             inputs,
-            [("T", self.dtype), ("D", self.dim), ("HEADS", self.heads), ("PAGE", self.page)],
+            [("T", self.dtype), *self._sizes],
             blocks=(-(-threads // 256), 1),
             threads=256,
             shapes=[(1,)],
@@ -156,10 +190,10 @@ class PoolKernels:
         kernel = self._copies.get(len(kept))
         if kernel is None:
             kernel = self._copies[len(kept)] = self._new_copy(len(kept))
-        threads = pairs.shape[0] * 2 * self.heads * self.page * self.dim * int(kept[0].dtype.size) // 16
+        threads = pairs.shape[0] * self.heads * self.page * self.width * int(kept[0].dtype.size) // 16
         return kernel(
             [pairs, *kept, *kv_scales],
-            [("S", kept[0].dtype), ("D", self.dim), ("HEADS", self.heads), ("PAGE", self.page)],
+            [("S", kept[0].dtype), *self._sizes],
             blocks=(-(-threads // 256), len(kept)),
             threads=256,
             shapes=[(1,)],
@@ -172,12 +206,12 @@ class PoolKernels:
         count = int(pages.shape[0])
         if self._workspace is None or self._workspace.data.shape[0] < count:
             self._workspace = None
-            self._workspace = Pool(mx.zeros((count, 2, self.heads, self.page, self.dim), self.dtype))
+            self._workspace = Pool(mx.zeros((count, *self._page_shape), self.dtype))
             mx.eval(self._workspace.data)
         done = self._dequantize_kv(
             [pool.data, pool.scales, pages, *after, self._workspace.data],
-            [("T", self.dtype), ("D", self.dim), ("HEADS", self.heads), ("PAGE", self.page)],
-            blocks=(-(-count * 2 * self.heads * self.page * self.dim // 8 // 256), 1),
+            [("T", self.dtype), *self._sizes],
+            blocks=(-(-count * self.heads * self.page * self.width // 8 // 256), 1),
             threads=256,
             shapes=[(1,)],
             dtypes=[mx.int32],
@@ -188,9 +222,20 @@ class PoolKernels:
         """Free the memory that layers used in turn."""
         self._workspace = None
 
+    @property
+    def _page_shape(self) -> tuple[int, ...]:
+        if self.width == 2 * self.dim:
+            return 2, self.heads, self.page, self.dim
+        return (self.heads * self.page * self.width,)
+
+    @property
+    def _sizes(self) -> list[tuple[str, int]]:
+        return [("D", self.dim), ("WIDTH", self.width), ("HEADS", self.heads), ("PAGE", self.page)]
+
     @cached_property
     def _write(self) -> CudaKernel:
-        return self.kernel("write", ["k", "v", "pool", "slots"], ["written"], _WRITE_BODY)
+        body = _WRITE_BODY if self.width == 2 * self.dim else _WRITE_EACH_BODY
+        return self.kernel("write", ["k", "v", "pool", "slots"], ["written"], body)
 
     @cached_property
     def _write_int8(self) -> CudaKernel:

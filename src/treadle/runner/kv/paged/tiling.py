@@ -1,14 +1,15 @@
 """Split-KV planning: a step's attention as tiles of query rows over ranges of cached tokens. Pure numbers.
 
 A segment has tokens times grouped query heads packed rows. Segments of at most 16 packed rows go to the decode kernel,
-longer ones to the prefill kernel. Long ranges of cached tokens are split, so that a long sequence delays no other and a
+longer ones to the prefill kernel; heads that are too wide for both go to the wide kernel, in tiles of few rows or of
+many. Long ranges of cached tokens are split, so that a long sequence delays no other and a
 few sequences keep the whole device busy.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -26,14 +27,21 @@ PREFILL_ROWS = 128
 DECODE_BLOCKS = 264
 """Blocks of a decode launch, all kv heads counted: two for each of a large GPU's multiprocessors. All read the same
 number of cached tokens."""
-PREFILL_SLOTS = {64: 264, 80: 264, 96: 264, 128: 264, 256: 132}
-"""Prefill blocks that a large GPU runs at a time, by a head's dimensions: two or one for each multiprocessor."""
+WIDE_ROWS = (16, 32, 64)
+"""Packed rows of a tile of the wide kernel: of segments that decode the smallest size that holds them all, of others
+the last that shared memory allows."""
+PREFILL_SLOTS = {128: 264, 256: 132}
+"""Prefill blocks that a large GPU runs at a time, by the most dimensions of a head: two or one for each multiprocessor."""
+WIDE_SLOTS = 132
+"""The same of the wide kernel, where one block has a multiprocessor."""
 COUNTERS = 1 << 16
 """Blocks of a launch whose partial results may be merged."""
 TILE = 16
 """Cached tokens that a warp of the decode kernel reads together."""
 _DECODE_LEAST = 4
-_PREFILL_STEP, _PREFILL_LEAST = 32, 256
+_PREFILL_STEP, _PREFILL_LEAST, _WIDE_LEAST = 32, 256, 128
+_BLOCKS = 512
+"""The least blocks of a prefill launch. Those without work cost nearly nothing, as they all run at once."""
 _SPLITS = (1, 2, 3, 4, 5, 6, 8, 11, 16, 22, 32, 44, 64)
 _START, _MERGE, _MERGE_EACH = 170, 100, 12
 """Costs of a part, of a split tile, and of each of its parts, in times of a cached token (measured, H200)."""
@@ -93,19 +101,52 @@ def _even_parts(tiles: Segments, sizes: npt.NDArray[np.int32], each: int) -> tup
 
 
 def prefill_tiles(segments: Segments, *, rep: int, heads: int, window: int, dim: int) -> Tiles:
-    """Tiles of PREFILL_ROWS packed rows, the longest first; each reads no further than its last token sees."""
+    """Tiles of PREFILL_ROWS packed rows, the longest first; each reads no further than its last token sees. `dim` are
+    the dimensions of a head."""
+    slots = next(slots for most, slots in PREFILL_SLOTS.items() if dim <= most)
+    tiles = _tiles_of(segments, rep, window, PREFILL_ROWS)
+    seen = tiles[:, 5] - tiles[:, 4]
+    return _split(tiles, seen, -(-seen // _part(seen, heads, slots, _PREFILL_LEAST)), PREFILL_ROWS)
+
+
+def wide_tiles(segments: Segments, *, rep: int, heads: int, window: int, rows: int, each: int = 1) -> Tiles:
+    """Tiles of `rows` packed rows for the wide kernel, of which `each` blocks share a multiprocessor."""
+    tiles = _tiles_of(segments, rep, window, rows)
+    seen = tiles[:, 5] - tiles[:, 4]
+    return _split(tiles, seen, -(-seen // _part(seen, heads, each * WIDE_SLOTS, _WIDE_LEAST)), rows)
+
+
+def in_few_sizes(tiles: Tiles, heads: int) -> Tiles:
+    """Tiles without the decode kernel's lines, padded to one of few sizes, with memory for partial results that a
+    launch of that size may leave."""
+    items = padded(tiles.items, _BLOCKS // heads)
+    blocks, room = len(items), 2 * _BLOCKS // heads  # for partial results, also where no tile is split
+    return replace(
+        tiles, items=items, blocks=blocks, parts=room if blocks <= room else blocks if tiles.parts else 0
+    )
+
+
+def padded(array: npt.NDArray[np.int32], least: int) -> npt.NDArray[np.int32]:
+    """`array` (n, ...), padded with zeros to a power of two from `least` on. A tile of zeros has no rows."""
+    size = max(least, 1 << (len(array) - 1).bit_length())
+    made = np.zeros((size, *array.shape[1:]), np.int32)
+    made[: len(array)] = array
+    return made
+
+
+def _tiles_of(segments: Segments, rep: int, window: int, rows: int) -> Segments:
+    """Tiles of `rows` packed rows over all cached tokens that they see."""
     counts = segments[:, COUNT] * rep
-    each = -(-counts // PREFILL_ROWS)
+    each = -(-counts // rows)
     segments = np.repeat(segments, each, axis=0)
     counts = np.repeat(counts, each)
     tiles = _whole(segments, window)
-    row0 = (np.arange(len(segments)) - np.repeat(np.cumsum(each) - each, each)) * PREFILL_ROWS
-    tiles[:, 1] = np.minimum(PREFILL_ROWS, counts - row0)
+    row0 = (np.arange(len(segments)) - np.repeat(np.cumsum(each) - each, each)) * rows
+    tiles[:, 1] = np.minimum(rows, counts - row0)
     tiles[:, 2] = row0
     tiles[:, 4] = _low(segments[:, POSITION] + row0 // rep, window) // _PREFILL_STEP * _PREFILL_STEP
     tiles[:, 5] = segments[:, POSITION] + (row0 + tiles[:, 1] - 1) // rep + 1
-    seen = tiles[:, 5] - tiles[:, 4]
-    return _split(tiles, seen, -(-seen // _part(seen, heads, PREFILL_SLOTS[dim])))
+    return tiles
 
 
 def _whole(segments: Segments, window: int) -> Segments:
@@ -127,7 +168,7 @@ def _low(positions: npt.NDArray[np.int32], window: int) -> npt.NDArray[np.int32]
     return low - low % TILE
 
 
-def _part(seen: npt.NDArray[np.int32], heads: int, slots: int) -> int:
+def _part(seen: npt.NDArray[np.int32], heads: int, slots: int, least: int) -> int:
     """The most cached tokens of a part: the split that ends soonest of a few."""
     longest = int(seen.max())
     enough = 1.05 * int((seen + _START).sum(dtype=np.int64)) * heads / slots  # nearly the least: no slot is idle
@@ -135,7 +176,7 @@ def _part(seen: npt.NDArray[np.int32], heads: int, slots: int) -> int:
     for cuts in _SPLITS:
         size = -(-longest // (cuts * _PREFILL_STEP)) * _PREFILL_STEP
         splits = -(-seen // size)
-        if cuts > 1 and (size < _PREFILL_LEAST or int(splits.sum()) * heads > COUNTERS):
+        if cuts > 1 and (size < least or int(splits.sum()) * heads > COUNTERS):
             break
         end = _end(seen, splits, heads, slots)
         if end < _GAIN * best:
@@ -159,7 +200,7 @@ def _end(seen: npt.NDArray[np.int32], splits: npt.NDArray[np.int32], heads: int,
     return int(busy.max())
 
 
-def _split(tiles: Segments, seen: npt.NDArray[np.int32], splits: npt.NDArray[np.int32]) -> Tiles:
+def _split(tiles: Segments, seen: npt.NDArray[np.int32], splits: npt.NDArray[np.int32], rows: int) -> Tiles:
     """The tiles in `splits` parts each, those of a tile side by side, the longest first."""
     order = np.argsort(-(seen // splits), kind="stable")
     tiles, seen, splits = tiles[order], seen[order], splits[order]
@@ -170,4 +211,4 @@ def _split(tiles: Segments, seen: npt.NDArray[np.int32], splits: npt.NDArray[np.
     tiles[:, 5] = np.minimum(tiles[:, 5], start + width)
     tiles[:, 4] = start
     tiles[:, 7] = index << 16 | np.repeat(splits, splits)
-    return Tiles(tiles, PREFILL_ROWS, len(tiles), len(tiles) if (splits > 1).any() else 0)
+    return Tiles(tiles, rows, len(tiles), len(tiles) if (splits > 1).any() else 0)
