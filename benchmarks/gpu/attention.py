@@ -38,8 +38,6 @@ from treadle.runner.kv.paged.tiling import (  # noqa: E402
     PAGES,
     POSITION,
     Tiles,
-    decode_tiles,
-    prefill_tiles,
 )
 
 BANDWIDTH = 4.3e12
@@ -60,6 +58,7 @@ class Case:
     pools: list[Any]
     queries: Any
     counters: Any
+    sinks: Any | None = None
 
     @classmethod
     def of(cls, kernels: Kernels, rows: Sequence[tuple[int, int]], pools: int = 1) -> Case:
@@ -77,8 +76,9 @@ class Case:
             pools=[_pool(kernels, total) for _ in range(pools)],
             queries=_random((int(counts.sum()), heads * kernels.rep, 1, dim), kernels.dtype),
             counters=mx.zeros(COUNTERS, mx.int32),
+            sinks=_random((heads * kernels.rep,), kernels.dtype) if kernels.sinks else None,
         )
-        mx.eval(case.pages, case.queries, case.counters)
+        mx.eval(case.pages, case.queries, case.counters, case.sinks)
         return case
 
     @property
@@ -86,27 +86,38 @@ class Case:
         return float(self.kernels.dim**-0.5)
 
     def tiles(self, window: int) -> Tiles:
-        for_decode = int(self.segments[:, COUNT].max()) <= self.kernels.short
-        heads = {"rep": self.kernels.rep, "heads": self.kernels.heads, "window": window}
-        dim = self.kernels.dim
-        made = decode_tiles(self.segments, **heads) if for_decode else prefill_tiles(self.segments, **heads, dim=dim)
+        decode = int(self.segments[:, COUNT].max()) <= self.kernels.short
+        tokens = int(self.segments[:, COUNT].sum())
+        made = self.kernels.plan(self.segments, tokens, window=window, decode=decode)
         return replace(made, items=Staging().put(made.items)[0])
 
     def attend(self, tiles: Tiles, written: Any, pool: int = 0, window: int = 0) -> Any:
         return self.kernels.attend(
-            self.queries, self.pools[pool], tiles, self.pages, self.counters, written, scale=self.scale, window=window
+            self.queries,
+            self.pools[pool],
+            tiles,
+            self.pages,
+            self.counters,
+            written,
+            scale=self.scale,
+            window=window,
+            sinks=self.sinks,
         )
 
     def row(self, line: npt.NDArray[np.int32]) -> tuple[Any, Any]:
-        """Return keys and values (kv heads, tokens, D) of a segment's row, float32."""
-        end = int(line[POSITION] + line[COUNT])
-        pages = self.tables[line[PAGES] : line[PAGES] + -(-end // self.kernels.page)]
-        pool = self.pools[0]
-        stored = pool.data[mx.array(pages)].astype(mx.float32)
-        if pool.scales is not None:
-            stored = (stored - 128) * pool.scales[mx.array(pages)][..., None]
-        both = stored.transpose(1, 2, 0, 3, 4).reshape(2, self.kernels.heads, -1, self.kernels.dim)
-        return both[0, :, :end], both[1, :, :end]
+        """Return keys and values (kv heads, tokens, D or DV) of a segment's row, float32."""
+        kernels, end = self.kernels, int(line[POSITION] + line[COUNT])
+        pages = mx.array(self.tables[line[PAGES] : line[PAGES] + -(-end // kernels.page)])
+        pool, border = self.pools[0], kernels.heads * kernels.page * kernels.dim
+        stored = pool.data[pages].reshape(len(pages), -1).astype(mx.float32)
+        planes = []
+        for i, plane in enumerate((stored[:, :border], stored[:, border:])):
+            if plane.size:
+                plane = plane.reshape(len(pages), kernels.heads, kernels.page, -1)
+                if pool.scales is not None:
+                    plane = (plane - 128) * pool.scales[pages][:, i, ..., None]
+                planes.append(plane.transpose(1, 0, 2, 3).reshape(kernels.heads, -1, plane.shape[-1])[:, :end])
+        return planes[0], planes[1] if len(planes) == 2 else planes[0][..., : kernels.value_dim]
 
 
 def _pool(kernels: Kernels, pages: int) -> Pool:
@@ -138,8 +149,15 @@ def reference(case: Case, window: int) -> Any:
         seen = mx.arange(keys.shape[1])[None]
         sees = seen <= here
         sees = sees & (seen > here - window) if window else sees
-        scores = mx.where(sees, own.transpose(1, 0, 2) @ keys.transpose(0, 2, 1) * case.scale, -mx.inf)
-        parts.append((mx.softmax(scores, axis=-1) @ values).transpose(1, 0, 2)[:, :, None])
+        scores = own.transpose(1, 0, 2) @ keys.transpose(0, 2, 1) * case.scale
+        if case.kernels.softcap:
+            scores = mx.tanh(scores / case.kernels.softcap) * case.kernels.softcap
+        scores = mx.where(sees, scores, -mx.inf)
+        if case.sinks is not None:
+            sinks = mx.broadcast_to(case.sinks.astype(mx.float32)[:, None, None], (*scores.shape[:2], 1))
+            scores = mx.concatenate([scores, sinks], axis=-1)
+        weights = mx.softmax(scores, axis=-1)[..., : keys.shape[1]]
+        parts.append((weights @ values).transpose(1, 0, 2)[:, :, None])
     return mx.concatenate(parts)
 
 
@@ -147,13 +165,15 @@ def write(case: Case) -> tuple[Any, bool]:
     """Write new keys and values for all queries. Returns the array that `attend` depends on, and whether they are in
     the right slots."""
     total, heads, dim = case.queries.shape[0], case.kernels.heads, case.kernels.dim
-    keys, values = (_random((total, heads, 1, dim), case.kernels.dtype) for _ in range(2))
+    keys = _random((total, heads, 1, dim), case.kernels.dtype)
+    values = _random((total, heads, 1, case.kernels.value_dim), case.kernels.dtype)
+    values = keys[..., : case.kernels.value_dim] if case.kernels.latent else values
     slots = []
     for line in case.segments:
         places = np.arange(line[POSITION], line[POSITION] + line[COUNT])
         slots.append(case.tables[line[PAGES] + places // PAGE] * PAGE + places % PAGE)
     where = mx.array(np.concatenate(slots).astype(np.int32))
-    written = case.kernels.write(case.pools[0], keys, values, where)
+    written = case.kernels.write(case.pools[0], keys, keys if case.kernels.latent else values, where)
     mx.eval(written)
     right = True
     for line in case.segments:

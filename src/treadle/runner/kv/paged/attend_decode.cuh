@@ -126,10 +126,14 @@ __device__ inline void attend_decode(const T* q, const S* pool, const float* kv_
   auto produce = [&](int stage) {
     if (ahead < last) {
       const int base = lo_ahead + tile_ahead * TILE;
-      const size_t line = size_t(h) * PAGE + base % PAGE;
-      const S* page = pool + size_t(page_ahead) * heads * PAGE * (D + DV);
-      const unsigned char* from = reinterpret_cast<const unsigned char*>(page + line * D);
-      const unsigned char* v_from = reinterpret_cast<const unsigned char*>(page + plane + line * DV);
+      const size_t line = size_t(h) * PAGE + base % PAGE, at = size_t(page_ahead) * 2 * heads * PAGE + line;
+      const unsigned char* from = reinterpret_cast<const unsigned char*>(pool + at * D);
+      const unsigned char* v_from = from + plane * sizeof(S);
+      if (D != DV) {
+        const S* page = pool + size_t(page_ahead) * heads * PAGE * (D + DV);
+        from = reinterpret_cast<const unsigned char*>(page + line * D);
+        v_from = reinterpret_cast<const unsigned char*>(page + plane + line * DV);
+      }
       const unsigned to = shared_address(ring + stage * STAGE);
 #pragma unroll
       for (int i = 0; i < TILE * CHUNKS / 32; ++i) {
@@ -146,10 +150,8 @@ __device__ inline void attend_decode(const T* q, const S* pool, const float* kv_
         fetch(to + TILE * WIDE + token * V_WIDE + v_swapped(chunk, token) * 16, v_from + token * V_BYTES + chunk * 16,
               inside);
       }
-      if (SMALL && lane < 8) {  // kv_scales of 16 keys, then of 16 values
-        const size_t at = (size_t(page_ahead) * 2 + (lane >> 2)) * heads * PAGE + line;
-        fetch(to + TILE * (WIDE + V_WIDE) + lane * 16, kv_scales + at + (lane & 3) * 4, true);
-      }
+      if (SMALL && lane < 8)  // kv_scales of 16 keys, then of 16 values
+        fetch(to + TILE * (WIDE + V_WIDE) + lane * 16, kv_scales + at + (lane >> 2) * (plane / D) + (lane & 3) * 4, true);
       tile_ahead += WARPS;
       look_ahead(false);
     }

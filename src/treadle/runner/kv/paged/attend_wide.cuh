@@ -10,11 +10,11 @@ constexpr int LINE_OF = (D + 63) / 64 * 128;
 // The place of a 16-byte piece in row `row` of such rows.
 __device__ inline unsigned place_of(int row, int piece) { return ((piece & ~7) | ((piece ^ row) & 7)) << 4; }
 
-// How the scores of ROWS packed rows with TILE tokens are dealt out to eight warps: each has F fragments of 16 rows with
+// How the scores of ROWS packed rows with TILE tokens are dealt out to WARPS warps: each has F fragments of 16 rows with
 // N groups of 8 tokens, and ACROSS warps have other tokens of the same rows.
-template <int ROWS, int TILE>
+template <int ROWS, int TILE, int WARPS>
 struct Shares {
-  static constexpr int PIECES = ROWS / 16 * (TILE / 8), EACH = PIECES < 8 ? 1 : PIECES / 8;
+  static constexpr int PIECES = ROWS / 16 * (TILE / 8), EACH = PIECES < WARPS ? 1 : PIECES / WARPS;
   static constexpr int F = EACH < 4 ? 1 : 2, N = EACH / F, DOWN = ROWS / (16 * F), ACROSS = TILE / (8 * N);
   static constexpr int CHAINS = F * N == 1 ? 4 : F * N == 2 ? 2 : 1;  // sums that do not wait for each other
   static_assert(N == 1 || N == 2);
@@ -67,35 +67,36 @@ __device__ inline void score_share(float (&s)[F][N][4], unsigned queries, unsign
       }
 }
 
-// TILE tokens of a page's keys or values to shared memory: warp w has every eighth token from w on, its lanes the pieces.
-template <int D, int GROUP>
+// GROUP tokens of a page's keys or values to shared memory: warp w has tokens w, w + WARPS, ..., its lanes the pieces.
+template <int D, int GROUP, int WARPS>
 __device__ inline void fetch_lines(unsigned to, const char* from, int left) {
   constexpr int PIECES = D / 8;
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-  to += warp * LINE_OF<D> + place_of(warp, lane);
+  to += warp * LINE_OF<D>;
   from += warp * D * 2 + lane * 16;
 #pragma unroll
-  for (int k = 0; k < GROUP; k += 8)
+  for (int k = 0; k < GROUP; k += WARPS)
 #pragma unroll
     for (int j = 0; j < PIECES; j += 32)
       if (PIECES - j >= 32 || lane < PIECES - j)
-        fetch(to + k * LINE_OF<D> + j * 16, from + k * D * 2 + j * 16, warp + k < left);
+        fetch(to + k * LINE_OF<D> + place_of(warp + k, lane) + j * 16, from + k * D * 2 + j * 16, warp + k < left);
 }
 
 // Packed rows (ROWS a tile) of wide keys (D) and values (DV) over cached tokens, TILE of them at a time. The sums of a row
-// are too many for one warp: each of the block's eight has DV / 8 dimensions of all rows, and a share of the scores; the
+// are too many for one warp: each of the block's has DV / WARPS dimensions of all rows, and a share of the scores; the
 // weights go from one to the others through shared memory. A LATENT cache has no values of its own (multi-head latent
 // attention, DeepSeek-V2 2024, in its absorbed form): all heads read the same bytes once. The maxima follow as in `weigh`.
-template <typename T, int D, int DV, int REP, int PAGE, int WINDOW, int CAP, bool SINKS, bool LATENT, int ROWS, int TILE>
+template <typename T, int D, int DV, int REP, int PAGE, int WINDOW, int CAP, bool SINKS, bool LATENT, int ROWS, int TILE,
+          int WARPS>
 __device__ inline void attend_wide(const T* q, const T* pool, const T* sinks, const int* pages, const int* items,
                                    float factor, T* out, float* partial, float* scales, int* counters, int heads) {
-  using Share = Shares<ROWS, TILE>;
-  constexpr int THREADS = 256, F = Share::F, N = Share::N, ACROSS = Share::ACROSS, FRAGMENTS = ROWS / 16;
-  constexpr int LINE = LINE_OF<D>, V_LINE = LATENT ? LINE : LINE_OF<DV>, P_LINE = TILE * 2 + 16, OWN = DV / 8;
+  using Share = Shares<ROWS, TILE, WARPS>;
+  constexpr int THREADS = 32 * WARPS, F = Share::F, N = Share::N, ACROSS = Share::ACROSS, FRAGMENTS = ROWS / 16;
+  constexpr int LINE = LINE_OF<D>, V_LINE = LATENT ? LINE : LINE_OF<DV>, P_LINE = TILE * 2 + 16, OWN = DV / WARPS;
   constexpr int STAGE = TILE * (LINE + (LATENT ? 0 : V_LINE)), GROUP = TILE < 32 ? TILE : 32, BATCH = 32 * GROUP / TILE;
   constexpr float SLACK = 8.0f;
-  static_assert(D % 32 == 0 && DV % 128 == 0 && PAGE >= GROUP);
-  extern __shared__ __align__(1024) unsigned char memory[];  // queries, two stages, weights, and what follows
+  static_assert(D % 32 == 0 && DV % (16 * WARPS) == 0 && ROWS <= THREADS && PAGE >= GROUP);
+  extern __shared__ __align__(128) unsigned char memory[];  // queries, two stages, weights, and what follows
   __shared__ int flag;
   float* tops = reinterpret_cast<float*>(memory + ROWS * LINE + 2 * STAGE + ROWS * P_LINE);  // [ROWS][ACROSS]
   float* most = tops + ROWS * ACROSS;                                                        // [ROWS]
@@ -107,7 +108,7 @@ __device__ inline void attend_wide(const T* q, const T* pool, const T* sinks, co
   const unsigned queries = shared_address(memory), stages = queries + ROWS * LINE, weights = stages + 2 * STAGE;
 
 #pragma unroll
-  for (int r = 0; r < ROWS; r += 8) {
+  for (int r = 0; r < ROWS; r += WARPS) {
     const int row = r + warp, packed = item.row0 + min(row, item.rows - 1);
     const T* from = q + (size_t(item.token + packed / REP) * heads * REP + h * REP + packed % REP) * D;
 #pragma unroll
@@ -130,8 +131,8 @@ __device__ inline void attend_wide(const T* q, const T* pool, const T* sinks, co
     for (int i = 0; i < TILE; i += GROUP) {
       const size_t page = __shfl_sync(~0u, known, tile % BATCH * (TILE / GROUP) + i / GROUP) * stride;
       const int within = PAGE > GROUP ? (base + i) % PAGE : 0, left = item.hi - base - i;
-      fetch_lines<D, GROUP>(to + i * LINE, mine + page + within * D * 2, left);
-      if (!LATENT) fetch_lines<DV, GROUP>(to + TILE * LINE + i * V_LINE, v_mine + page + within * DV * 2, left);
+      fetch_lines<D, GROUP, WARPS>(to + i * LINE, mine + page + within * D * 2, left);
+      if (!LATENT) fetch_lines<DV, GROUP, WARPS>(to + TILE * LINE + i * V_LINE, v_mine + page + within * DV * 2, left);
     }
     asm volatile("cp.async.commit_group;" ::: "memory");
   };

@@ -37,10 +37,13 @@ _PREFILL_TILES = (64, 16)
 """Cached tokens that a block of the prefill kernel reads together, by the shared memory there is."""
 _RINGS = ((4, 5), (4, 4), (4, 3), (4, 2), (2, 2))
 """Warps of a block of the decode kernel and depths of a warp's ring of tiles, best first."""
-_WIDE_TILES = (64, 32, 16)
-"""Cached tokens that a block of the wide kernel reads together."""
-_STATIC, _FLAGS = 1024, 272
-"""Bytes of a block's shared memory that the device or a kernel reserves, and those that the decode kernel does."""
+_WIDE_WAYS = ((32, 4), (16, 4)), ((64, 8), (32, 8), (16, 8))
+"""Cached tokens that a block of the wide kernel reads together and its warps: where two blocks share a multiprocessor,
+and where one has it."""
+_FEW_WARPS = 4
+_STATIC, _FLAGS, _WIDE_STATIC = 1024, 272, 128
+"""Bytes of a block's shared memory that the device or a kernel reserves, those that the decode kernel does, and those
+that the wide kernel does."""
 _INPUTS = ["q", "pool", "kv_scales", "pages", "items", "counters", "written", "partial", "scales"]
 _DECODE_BODY = """
   treadle::attend_decode<T, S, D, DV, REP, PAGE, WINDOW, CAP, SINKS, ROWS, STAGES, WARPS>(
@@ -54,7 +57,7 @@ _PREFILL_BODY = """
       const_cast<float*>(scales), const_cast<int*>(counters), HEADS);
 """
 _WIDE_BODY = """
-  treadle::attend_wide<T, D, DV, REP, PAGE, WINDOW, CAP, SINKS, LATENT, ROWS, TILE>(
+  treadle::attend_wide<T, D, DV, REP, PAGE, WINDOW, CAP, SINKS, LATENT, ROWS, TILE, WARPS>(
       q, pool, SINK_OF_HEAD, pages, items, __int_as_float(SCALE), out, const_cast<float*>(partial),
       const_cast<float*>(scales), const_cast<int*>(counters), HEADS);
 """
@@ -93,7 +96,8 @@ class Kernels(PoolKernels):
     """Attention over such pools, with `rep` query heads for each kv head, on a device like `chip`.
 
     With `sinks` each softmax has its head's sink in it; scores are capped at `softcap` (0: not). Heads with keys or
-    values of more than 256 dimensions, and latent ones, go to the `wide` kernel.
+    values of more than 256 dimensions, and latent ones, go to the `wide` kernel; others do where it is asked for.
+    `wide_way` are the cached tokens that its blocks read together and their warps (None: by the memory there is).
     """
 
     rep: int = 1
@@ -101,8 +105,9 @@ class Kernels(PoolKernels):
     sinks: bool = field(default=False, kw_only=True)
     softcap: float = field(default=0.0, kw_only=True)
     wide: bool = field(default=False, kw_only=True)
+    wide_way: tuple[int, int] | None = field(default=None, kw_only=True)
     _partial: dict[tuple[int, int], tuple[Any, Any]] = field(default_factory=dict, repr=False, kw_only=True)
-    _wide_kernels: dict[tuple[int, int], CudaKernel] = field(default_factory=dict, repr=False, kw_only=True)
+    _wide_kernels: dict[int, CudaKernel] = field(default_factory=dict, repr=False, kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -153,10 +158,9 @@ class Kernels(PoolKernels):
         """Tiles of `segments`, all of which are short (`decode`) or not, with items padded to one of few sizes. `tokens`
         are those of a batch of short segments, however many there are of each."""
         if self.wide:
-            rows = self._decode_rows(segments) if decode else self._wide_shape[0]
-            made = wide_tiles(
-                segments, rep=self.rep, heads=self.heads, window=window, rows=rows, each=self._wide_each(rows)
-            )
+            rows = self._decode_rows(segments) if decode else self._most_rows
+            each = 2 if self._wide_way(rows)[1] == _FEW_WARPS else 1
+            made = wide_tiles(segments, rep=self.rep, heads=self.heads, window=window, rows=rows, each=each)
             return in_few_sizes(made, self.heads)
         if not decode:
             made = prefill_tiles(segments, rep=self.rep, heads=self.heads, window=window, dim=max(self._dims))
@@ -228,8 +232,8 @@ class Kernels(PoolKernels):
     def _launch(self, rows: int) -> tuple[CudaKernel, list[tuple[str, Any]], int]:
         """The kernel for tiles of so many rows, its own arguments, and threads of a block."""
         if self.wide:
-            tile = self._wide_tile(rows)
-            return self._wide(rows, tile), [("TILE", tile), ("LATENT", self.latent)], 256
+            tile, warps = self._wide_way(rows)
+            return self._wide(rows), [("TILE", tile), ("WARPS", warps), ("LATENT", self.latent)], 32 * warps
         if rows != PREFILL_ROWS:
             warps, stages = self._ring
             return self._decode, [("STAGES", stages), ("WARPS", warps)], 32 * warps
@@ -253,7 +257,7 @@ class Kernels(PoolKernels):
 
     def check_memory(self) -> None:
         """Raise Unsupported where a block of the device has too little shared memory for the kernels."""
-        needs = self._wide_memory(WIDE_ROWS[0], _WIDE_TILES[-1])
+        needs = self._wide_memory(WIDE_ROWS[0], *_WIDE_WAYS[1][-1])
         if not self.wide:
             decode = 0 if not self.short else self._decode_memory(*_RINGS[-1])
             needs = max(decode, self._prefill_memory(_PREFILL_TILES[-1]))
@@ -289,33 +293,34 @@ class Kernels(PoolKernels):
         keys, values = _widths(self._dims)
         return (PREFILL_ROWS * keys + 2 * tile * (keys + values)) * int(self.dtype.size)
 
-    def _wide_memory(self, rows: int, tile: int) -> int:
-        """Bytes of shared memory: queries, two tiles of keys and of values, weights, and four numbers of each row."""
+    def _wide_memory(self, rows: int, tile: int, warps: int) -> int:
+        """Bytes of shared memory: queries, two tiles of keys and of values, weights, and a few numbers of each row."""
         size = int(self.dtype.size)
         keys, values = (-(-dim // 64) * 64 * size for dim in self._dims)
-        each = max(1, rows // 16 * (tile // 8) // 8)  # of the score's pieces of 16 x 8, for each of eight warps
+        each = max(1, rows // 16 * (tile // 8) // warps)  # of the score's pieces of 16 x 8
         across = tile // 8 // (each if each < 4 else each // 2)
         of_tokens = 2 * tile * (keys + (0 if self.latent else values))
         return rows * keys + of_tokens + rows * (tile * 2 + 16) + rows * 4 * (across + 2)
 
-    def _fits(self, rows: int, tile: int, blocks: int = 1) -> bool:
-        """Whether as many blocks of the wide kernel fit on a multiprocessor."""
-        return blocks * (self._wide_memory(rows, tile) + _STATIC) <= self.chip.shared + _STATIC
+    def _wide_way(self, rows: int) -> tuple[int, int]:
+        """Cached tokens and warps of the wide kernel's blocks for tiles of so many rows, which must fit."""
+        if self.wide_way is not None and (rows < WIDE_ROWS[-1] or self.wide_way[1] > _FEW_WARPS):
+            return self.wide_way
+        return next(self._ways_that_fit(rows))
+
+    def _ways_that_fit(self, rows: int) -> Iterator[tuple[int, int]]:
+        for blocks, ways in zip((2, 1), _WIDE_WAYS, strict=True):
+            for way in ways:
+                needs = self._wide_memory(rows, *way) + _WIDE_STATIC
+                fits = blocks * (needs + _STATIC) <= self.chip.shared + _STATIC
+                if fits and (blocks == 1 or rows < WIDE_ROWS[-1]):  # four warps have no registers for more
+                    yield way
 
     @cached_property
-    def _wide_shape(self) -> tuple[int, int]:
-        """Rows and cached tokens of the largest tile that fits."""
-        pairs = [(rows, tile) for tile in _WIDE_TILES for rows in reversed(WIDE_ROWS) if self._fits(rows, tile)]
-        return max(pairs, key=lambda pair: (min(pair), pair[0]))
-
-    def _wide_tile(self, rows: int) -> int:
-        """Cached tokens of a tile of so many rows."""
-        ordered = (tile for tile in _WIDE_TILES if self._fits(rows, tile, 2 if rows < WIDE_ROWS[-1] else 1))
-        return next(ordered, 0) or next(tile for tile in _WIDE_TILES if self._fits(rows, tile))
-
-    def _wide_each(self, rows: int) -> int:
-        """Blocks of the wide kernel that share a multiprocessor."""
-        return 2 if rows < WIDE_ROWS[-1] and self._fits(rows, self._wide_tile(rows), 2) else 1
+    def _most_rows(self) -> int:
+        """Rows of a tile of segments that do not decode: the most that read at least half as many cached tokens."""
+        ways = {rows: next(self._ways_that_fit(rows), (0, 0)) for rows in WIDE_ROWS}
+        return max(rows for rows, (tile, _) in ways.items() if 2 * tile >= min(rows, 32))
 
     # Kernels -----------------------------------------------------------------------------------------------------
 
@@ -327,12 +332,12 @@ class Kernels(PoolKernels):
     def _prefill(self) -> CudaKernel:
         return self._attend("attend_prefill", _PREFILL_BODY, self._prefill_memory(self._tile))
 
-    def _wide(self, rows: int, tile: int) -> CudaKernel:
-        kernel = self._wide_kernels.get((rows, tile))
+    def _wide(self, rows: int) -> CudaKernel:
+        kernel = self._wide_kernels.get(rows)
         if kernel is None:
-            memory = self._wide_memory(rows, tile)
+            memory = self._wide_memory(rows, *self._wide_way(rows))
             kernel = self._attend("attend_wide", _WIDE_BODY, memory, "kv/paged/attend_prefill.cuh")
-            self._wide_kernels[rows, tile] = kernel
+            self._wide_kernels[rows] = kernel
         return kernel
 
     def _attend(self, name: str, body: str, memory: int, *more: str) -> CudaKernel:
