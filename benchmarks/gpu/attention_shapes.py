@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -181,13 +182,15 @@ def _tried(run: Callable[[], str]) -> str:
         return f"FAILED: {type(error).__name__}: {str(error)[:300]}"
 
 
+def _shown(kind: Kind, way: str, size: tuple[int, int, int], beside: float | None) -> str:
+    rows, queries, length = size
+    took, floor = decode_time(kind, way, rows, length) if queries == 1 else prompt_time(kind, way, queries)
+    ratio = f", {took / beside:.2f} of MLX's {beside * 1e6:.0f}" if beside else ""
+    return f"{took * 1e6:7.1f} us = {floor / took:4.0%}{ratio}"
+
+
 def lines(kind: Kind, decode: Sequence[tuple[int, int]], prompt: int) -> Iterator[str]:
     """Times of all ways at each size, as lines."""
-
-    def shown(took: float, floor: float, beside: float | None) -> str:
-        ratio = f", {took / beside:.2f} of MLX's {beside * 1e6:.0f}" if beside else ""
-        return f"{took * 1e6:7.1f} us = {floor / took:4.0%}{ratio}"
-
     sizes = [*((rows, 1, length) for rows, length in decode), (1, prompt, prompt)]
     for rows, queries, length in sizes:
         try:
@@ -195,12 +198,7 @@ def lines(kind: Kind, decode: Sequence[tuple[int, int]], prompt: int) -> Iterato
         except Exception:
             beside = None
         for way in kind.ways:
-
-            def run(way: str = way, beside: float | None = beside) -> str:
-                if queries == 1:
-                    return shown(*decode_time(kind, way, rows, length), beside)
-                return shown(*prompt_time(kind, way, queries), beside)
-
+            run = partial(_shown, kind, way, (rows, queries, length), beside)
             name = f"decode {rows} x {length}" if queries == 1 else f"prompt {queries}"
             yield f"  {name:16} {way:20} {_tried(run)}"
         mx.clear_cache()
@@ -219,7 +217,7 @@ def main() -> None:
             continue
         print(name, flush=True)
         for way in kind.ways:
-            found = _tried(lambda kind=kind, way=way: check(kind, way, SMALL if options.small else CHECKED))
+            found = _tried(partial(check, kind, way, SMALL if options.small else CHECKED))
             failed = failed or not found[0].isdigit() or "WRONG" in found
             print(f"  errors {way:20} {found} ({time.perf_counter() - began:.0f} s)", flush=True)
         if not options.no_times:

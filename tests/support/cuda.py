@@ -42,7 +42,9 @@ class ReferenceKernel(CudaKernel):
     ) -> list[Any]:
         arrays = dict(zip(self._inputs, inputs, strict=True))
         launch = Launch(arrays, dict(template), blocks, threads, shapes)
-        assert self.name != "attend_prefill" or threads == (256 if max(launch.template["D"], launch.template["DV"]) > 128 else 128)
+        assert self.name != "attend_prefill" or threads == (
+            256 if max(launch.template["D"], launch.template["DV"]) > 128 else 128
+        )
         assert self.name != "attend_prefill" or launch.template["ROWS"] == PREFILL_ROWS
         with np.errstate(invalid="ignore"):  # tokens of nobody are NaN from the first layer's attention on
             made = LAUNCHES[self.name](launch)

@@ -41,8 +41,10 @@ def few_slots(monkeypatch: pytest.MonkeyPatch, blocks: int) -> None:
     monkeypatch.setattr(tiling, "DECODE_BLOCKS", blocks)
     monkeypatch.setattr(tiling, "PREFILL_SLOTS", dict.fromkeys(tiling.PREFILL_SLOTS, blocks))
     monkeypatch.setattr(tiling, "WIDE_SLOTS", blocks)
-    for name, value in {"_PREFILL_LEAST": 32, "_WIDE_LEAST": 32, "_MERGE": 0, "_MERGE_EACH": 0}.items():  # what pays for long rows only
-        monkeypatch.setattr(tiling, name, value)
+    for name in ("_PREFILL_LEAST", "_WIDE_LEAST"):  # what pays for long rows only
+        monkeypatch.setattr(tiling, name, 32)
+    for name in ("_MERGE", "_MERGE_EACH"):
+        monkeypatch.setattr(tiling, name, 0)
 
 
 @pytest.fixture(params=KINDS)

@@ -118,11 +118,15 @@ def test_the_module_is_as_it_was_when_nothing_could_be_used() -> None:
     ("shape", "why"),
     [
         (AttentionShape(2, 4, 64, mx.float32), "not in"),
-        (AttentionShape(2, 4, 112, mx.bfloat16), "not of 112"),
+        (AttentionShape(2, 4, 72, mx.bfloat16), "not of 72"),
+        (AttentionShape(2, 4, 64, mx.bfloat16, value_dim=40), "of 64 and 40"),
+        (AttentionShape(1, 4, 640, mx.bfloat16), "576 at most"),
+        (AttentionShape(1, 4, 320, mx.bfloat16, value_dim=200, latent=True), "multiples of 128"),
         (AttentionShape(3, 4, 64, mx.bfloat16), "can't share"),
-        (AttentionShape(1, 17, 64, mx.bfloat16), "17 query heads share"),
-        (AttentionShape(1, 16, 128, mx.float16), ""),
+        (AttentionShape(1, 48, 128, mx.float16), ""),
         (AttentionShape(8, 32, 256, mx.bfloat16), ""),
+        (AttentionShape(4, 64, 192, mx.bfloat16, value_dim=128), ""),
+        (AttentionShape(1, 128, 576, mx.bfloat16, value_dim=512, latent=True), ""),
     ],
 )
 def test_attention_that_the_kernels_do_not_know_is_refused_by_name(shape: AttentionShape, why: str) -> None:
@@ -130,9 +134,22 @@ def test_attention_that_the_kernels_do_not_know_is_refused_by_name(shape: Attent
         Kernels.check(shape)
 
 
+@pytest.mark.parametrize(
+    ("shape", "why"),
+    [
+        (AttentionShape(1, 17, 64, mx.bfloat16), "17 query heads share"),
+        (AttentionShape(2, 16, 512, mx.bfloat16), "not stored in 8 bits"),
+        (AttentionShape(4, 64, 192, mx.bfloat16, value_dim=128), ""),
+    ],
+)
+def test_8_bits_that_the_kernels_do_not_know_are_refused_by_name(shape: AttentionShape, why: str) -> None:
+    with pytest.raises(Unsupported, match=why) if why else nullcontext():
+        Kernels.check(shape, bits=8)
+
+
 def test_a_model_with_other_heads_is_refused() -> None:
-    with pytest.raises(Unsupported, match="not of 32"):
-        paged(make("llama", head_dim=32))
+    with pytest.raises(Unsupported, match="not of 24"):
+        paged(make("llama", head_dim=24))
 
 
 def test_a_model_that_computes_in_float32_is_not_for_the_real_kernels() -> None:

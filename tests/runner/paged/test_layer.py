@@ -99,11 +99,3 @@ def test_a_window_that_only_the_model_knows_of_is_kept_to() -> None:
     (layer,) = Driven(PagedConfig(uniform([0], kernels), None, pages=4, keep_prefixes=False)).backend.layers
     assert layer.make_mask(1) is None
     assert layer.make_mask(1, window_size=5) == Window(5)
-
-
-def test_attention_sinks_are_refused() -> None:
-    """The kernels would leave them out, and the answer would be another one."""
-    kernels = ReferenceKernels(1, DIM, PAGE, mx.float32)
-    (layer,) = Driven(PagedConfig(uniform([0], kernels), None, pages=4, keep_prefixes=False)).backend.layers
-    with pytest.raises(NotImplementedError, match="sinks"):
-        layer.attend(mx.zeros((1, 1, 1, DIM)), None, None, 1.0, 0, mx.zeros(1))

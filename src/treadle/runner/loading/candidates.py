@@ -85,7 +85,8 @@ def paged(
 def _pages(library: MlxLm, module: Any, bits: int, kernels: type[Kernels]) -> PagedConfig:
     windows = routed_windows(library, module)
     shapes = _shapes(module, len(windows))
-    made = {shape: _kernels(shape, bits, kernels) for shape in dict.fromkeys(shapes)}
+    chip = DeviceProperties.of(mx.device_info())
+    made = {shape: kernels.of(shape, PAGE, bits, chip) for shape in dict.fromkeys(shapes)}
     layers = [LayerConfig(window, made[shape]) for window, shape in zip(windows, shapes, strict=True)]
     return PagedConfig(layers, library.selection(module), pages=0, keep_prefixes=False)
 
@@ -126,13 +127,3 @@ def _known_attention() -> Iterator[None]:
         raise
     except FAULTS as error:
         raise Unsupported(f"its attention is not known ({type(error).__name__}: {error})") from error
-
-
-def _kernels(shape: AttentionShape, bits: int, kernels: type[Kernels]) -> Kernels:
-    """The kernels for such attention on this device."""
-    kernels.check(shape)
-    group = shape.query_heads // shape.heads
-    chip = DeviceProperties.of(mx.device_info())
-    made = kernels(shape.heads, shape.dim, PAGE, shape.dtype, bits, rep=group, chip=chip)
-    made.check_memory()
-    return made

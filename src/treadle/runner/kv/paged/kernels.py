@@ -113,11 +113,6 @@ class Kernels(PoolKernels):
         super().__post_init__()
         self.wide = self.wide or _is_wide(self.dim, self.value_dim, self.latent)
 
-    @property
-    def short(self) -> int:
-        """The most tokens of a segment that the decode kernel takes; longer ones go to the prefill kernel."""
-        return DECODE_ROWS[-1] // self.rep
-
     @classmethod
     def of(cls, shape: AttentionShape, page: int, bits: int, chip: DeviceProperties) -> Kernels:
         """The kernels for layers of `shape`. Raises Unsupported where these can't compute such attention, or a block
@@ -155,8 +150,8 @@ class Kernels(PoolKernels):
         return (_DECODE_WIDE if self.wide else DECODE_ROWS[-1]) // self.rep
 
     def plan(self, segments: Segments, tokens: int, *, window: int, decode: bool) -> Tiles:
-        """Tiles of `segments`, all of which are short (`decode`) or not, with items padded to one of few sizes. `tokens`
-        are those of a batch of short segments, however many there are of each."""
+        """Tiles of `segments`, all of which are short (`decode`) or none, with items padded to one of few sizes. There
+        are `tokens` tokens in all short segments."""
         if self.wide:
             rows = self._decode_rows(segments) if decode else self._most_rows
             each = 2 if self._wide_way(rows)[1] == _FEW_WARPS else 1

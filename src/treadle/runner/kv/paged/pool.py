@@ -1,9 +1,9 @@
 """Pool of pages: one layer's cache for all sequences, and the kernels that write it.
 
 A page holds keys, (kv heads, page, D), then values, (kv heads, page, DV), in the model's type or as int8 with a scale
-for every token and head. A latent pool (multi-head latent attention) holds keys alone. The kernels write to it in place, unknown to MLX, which only sees that they read it. The order is right
-because `write` returns a token that every reader takes, because all run on one stream, and because nothing else ever
-makes a new array out of a pool.
+for every token and head. A latent pool (multi-head latent attention) holds keys alone. The kernels write to it in
+place, unknown to MLX, which only sees that they read it. The order is right because `write` returns a token that every
+reader takes, because all run on one stream, and because nothing else ever makes a new array out of a pool.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ _COPY_BODY = """
 
 @dataclass
 class Pool:
-    """`data` (pages, ...) in the model's type, each page (2, kv heads, page, D) where keys and values are alike, else as
+    """`data` (pages, ...) in the model's type, each page (2, kv heads, page, D) where keys and values are alike, else
     one line; or uint8, where (data - 128) times `scales` (pages, 2, kv heads, page), float32, are keys and values."""
 
     data: Any
@@ -119,8 +119,8 @@ class PoolKernels:
     """Kernels for pools of `heads` kv heads in pages of `page` tokens, which store `dtype`, or int8 with 8 `bits`.
 
     Keys have `dim` dimensions, values `value_dim` (0: the same). In a `latent` pool they are the first of the keys' and
-    are not stored. They are compiled at their first use; a compiler's refusal is a RuntimeError at the evaluation. `kernel` makes them,
-    `dtypes` are the types that they compute in, and `compile` compiles passes that use them.
+    are not stored. They are compiled at their first use; a compiler's refusal is a RuntimeError at the evaluation.
+    `kernel` makes them, `dtypes` are the types that they compute in, and `compile` compiles passes that use them.
     """
 
     kernel: ClassVar[type[CudaKernel]] = CudaKernel

@@ -31,7 +31,7 @@ WIDE_ROWS = (16, 32, 64)
 """Packed rows of a tile of the wide kernel: of segments that decode the smallest size that holds them all, of others
 the last that shared memory allows."""
 PREFILL_SLOTS = {128: 264, 256: 132}
-"""Prefill blocks that a large GPU runs at a time, by the most dimensions of a head: two or one for each multiprocessor."""
+"""Prefill blocks that a large GPU runs at a time, by the most dimensions of a head: two or one a multiprocessor."""
 WIDE_SLOTS = 132
 """The same of the wide kernel, where one block has a multiprocessor."""
 COUNTERS = 1 << 16
@@ -121,9 +121,7 @@ def in_few_sizes(tiles: Tiles, heads: int) -> Tiles:
     launch of that size may leave."""
     items = padded(tiles.items, _BLOCKS // heads)
     blocks, room = len(items), 2 * _BLOCKS // heads  # for partial results, also where no tile is split
-    return replace(
-        tiles, items=items, blocks=blocks, parts=room if blocks <= room else blocks if tiles.parts else 0
-    )
+    return replace(tiles, items=items, blocks=blocks, parts=room if blocks <= room else blocks if tiles.parts else 0)
 
 
 def padded(array: npt.NDArray[np.int32], least: int) -> npt.NDArray[np.int32]:
