@@ -40,6 +40,32 @@ _EXPERTS = {
     "mlp_only_layers": [],
     "moe_intermediate_size": 32,
 }
+LATENT = {
+    "moe_intermediate_size": 32,
+    "num_key_value_heads": 4,
+    "n_shared_experts": 1,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "kv_lora_rank": 32,
+    "q_lora_rank": 32,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 16,
+    "qk_nope_head_dim": 16,
+}
+_ROUTED = {
+    "routed_scaling_factor": 1.0,
+    "norm_topk_prob": True,
+    "topk_group": 1,
+    "n_group": 1,
+    "first_k_dense_replace": 0,
+}
+_YARN = {
+    "type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 64,
+    "llama_4_scaling_beta": 0.1,
+}
 _LLAMA4 = {
     "attention_bias": False,
     "attention_chunk_size": 32,
@@ -80,19 +106,12 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
     "smollm3": {**COMMON, **_EVERY_FOURTH},
     "gpt_oss": {**COMMON, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 32},
-    "deepseek_v3": {
-        **COMMON,
-        "moe_intermediate_size": 32,
-        "num_key_value_heads": 4,
-        "n_shared_experts": 1,
-        "n_routed_experts": 4,
-        "num_experts_per_tok": 2,
-        "kv_lora_rank": 32,
-        "q_lora_rank": 32,
-        "qk_rope_head_dim": 16,
-        "v_head_dim": 16,
-        "qk_nope_head_dim": 16,
-    },
+    "deepseek_v3": {**COMMON, **LATENT},
+    "glm4_moe_lite": {**COMMON, **LATENT},
+    "mistral4": {**COMMON, **LATENT, **_ROUTED, "rope_parameters": _YARN},
+    "kimi_k25": {"text_config": {**COMMON, **LATENT}},
+    "deepseek_v2": {**COMMON, **LATENT, "q_lora_rank": None, "rope_scaling": _YARN},
+    "gemma2": {**COMMON, "query_pre_attn_scalar": 16.0},
     "llama4": {"text_config": {**COMMON, **_EVERY_FOURTH, **_LLAMA4}},
 }
 

@@ -10,10 +10,11 @@ from ..kv.paged.kernels import AttentionShape
 from ..mlxlm import FETCHED
 
 
-def check_attention(module: Any, layers: int) -> None:
-    """Raises NotImplementedError where a layer attends to other keys and values than its own cache's, as layers do that
-    share a cache, or that change what it returns; whatever the module's code raises comes through."""
-    _recorded(module, layers)
+def latent_layers(module: Any, layers: int) -> list[bool]:
+    """Whether each of the module's `layers` layers attends to latents. Raises NotImplementedError where one attends to
+    other keys and values than its own cache's, as layers do that share a cache, or that change what it returns;
+    whatever the module's code raises comes through."""
+    return [recorder.latent for recorder in _recorded(module, layers)]
 
 
 def attention_shapes(module: Any, layers: int) -> list[AttentionShape]:
@@ -40,7 +41,9 @@ class _Recorder:
         self.keys: Any = None
         self.values: Any = None
         self.queries: Any = None
-        self.has_sinks = False
+        self.sinks = False
+        self.softcap = 0.0
+        self.latent = False
 
     def make_mask(self, *_: Any, **__: Any) -> None:
         return None
@@ -52,18 +55,34 @@ class _Recorder:
     def keys_and_values(self) -> tuple[Any, Any]:
         return FETCHED.of(self)
 
-    def attend(self, queries: Any, keys: Any, values: Any, scale: float, window: int, sinks: Any | None) -> Any:
+    def attend(
+        self,
+        queries: Any,
+        keys: Any,
+        values: Any,
+        scale: float,
+        window: int,
+        sinks: Any | None,
+        *,
+        softcap: float = 0.0,
+    ) -> Any:
         if keys is not self.keys or values is not self.values:
             raise NotImplementedError("a layer attends to other keys and values than its cache's")
-        self.has_sinks = sinks is not None
-        self.queries = queries
+        self.queries, self.sinks, self.softcap = queries, sinks is not None, softcap
         return mx.zeros((*queries.shape[:-1], values.shape[-1]), queries.dtype)
+
+    def attend_latent(self, queries: Any, rotated: Any, latents: Any, scale: float) -> Any:
+        if latents is not self.keys or self.values.shape[:-1] != latents.shape[:-1]:
+            raise NotImplementedError("a layer attends to other latents than its cache's")
+        self.queries, self.latent = queries, True
+        return mx.zeros(queries.shape, queries.dtype)
 
     @property
     def shape(self) -> AttentionShape:
-        if self.has_sinks:
-            raise NotImplementedError("the kernels know no attention sinks")
-        if self.queries is None or self.values.shape != self.keys.shape:
-            raise NotImplementedError("a layer's keys and values differ in shape, or are shared")
+        if self.queries is None:
+            raise NotImplementedError("a layer computes no attention of its own")
         _, heads, _, dim = self.keys.shape
-        return AttentionShape(heads, self.queries.shape[1], dim, self.keys.dtype)
+        query_heads, dtype, value_dim = self.queries.shape[1], self.keys.dtype, self.values.shape[-1]
+        if self.latent:
+            return AttentionShape(heads, query_heads, dim + value_dim, dtype, dim, latent=True)
+        return AttentionShape(heads, query_heads, dim, dtype, value_dim, self.sinks, self.softcap)

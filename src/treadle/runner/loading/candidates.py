@@ -21,7 +21,7 @@ from ..kv.paged.backend import LayerConfig, PagedConfig
 from ..kv.paged.kernels import AttentionShape, Kernels
 from ..kv.paged.paged_pass import PAGE
 from ..mlxlm import MlxLm
-from .attention_shape import attention_shapes, check_attention
+from .attention_shape import attention_shapes, latent_layers
 from .backend_choice import BackendRequest, Rejection
 from .backend_self_test import SelfTestFailed, pages_for, self_test
 from .reference import Reference
@@ -34,7 +34,7 @@ def contiguous(reference: Reference, cost: KvCost, budget: int, request: Backend
     library, module = reference.library, reference.module
     windows = routed_windows(library, module)
     with _known_attention():
-        check_attention(module, len(windows))
+        latent = latent_layers(module, len(windows))
     config = ContiguousConfig(
         windows,
         library.selection(module),
@@ -43,6 +43,7 @@ def contiguous(reference: Reference, cost: KvCost, budget: int, request: Backend
         budget,
         cost.blocks(budget, request.max_running, STEP),
         request.keep_prefixes,
+        latent,
     )
     most = budget // max(1, cost.token_bytes) // 2
     self_test(reference, replace(config, keep_prefixes=False), reference.trials(most))

@@ -24,6 +24,7 @@ from .caches import (
 )
 from .fetched import FETCHED
 from .hooks import SelectingNorm, Selection, Window, keeping
+from .latent import identity
 from .library import MlxLm, connect
 
 __all__ = [
@@ -39,6 +40,7 @@ __all__ = [
     "end_padded",
     "extend",
     "extract",
+    "identity",
     "keep_rows",
     "keeping",
     "kv_bytes",

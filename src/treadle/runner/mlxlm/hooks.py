@@ -10,6 +10,7 @@ from typing import Any
 import mlx.nn as nn
 
 from .fetched import FETCHED
+from .latent import is_latent
 
 _NORMS = (
     "model.norm",
@@ -127,6 +128,8 @@ def routed(shared: Callable[..., Any]) -> Callable[..., Any]:
         attend = getattr(FETCHED.cache_of(keys) if cache is None else cache, "attend", None)
         if attend is None:
             return shared(queries, keys, values, cache=cache, scale=scale, mask=mask, sinks=sinks)
+        if is_latent(keys, values, mask, cache):
+            return cache.attend_latent(queries, mask, keys, scale)
         if mask is not None and not isinstance(mask, Window):
             raise NotImplementedError("the model makes a mask of its own")
         return attend(queries, keys, values, scale, mask.size if mask is not None else 0, sinks)

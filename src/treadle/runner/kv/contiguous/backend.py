@@ -51,7 +51,8 @@ class _State:
 @dataclass(frozen=True)
 class ContiguousConfig:
     """Buffers for layers with `windows` (0: none) on `device`. `budget` bytes (0: no limit) hold sequences, each of
-    which takes `cost`, and cached prefixes. `selection` chooses what the model's head sees."""
+    which takes `cost`, and cached prefixes. `selection` chooses what the model's head sees. `latent` says of each layer
+    whether it holds latents (empty: none does)."""
 
     windows: Sequence[int]
     selection: Selection | None
@@ -60,6 +61,7 @@ class ContiguousConfig:
     budget: int = 0
     blocks: int = 0
     keep_prefixes: bool = True
+    latent: Sequence[bool] = ()
 
     name = "contiguous"
     fused = False
@@ -87,7 +89,11 @@ class ContiguousBackend:
         self._live = live
         self._step = ContiguousPass()
         matmuls = config.device == "cpu"
-        self.layers = [ContiguousLayer(i, w, self._step, matmuls=matmuls) for i, w in enumerate(config.windows)]
+        latent = config.latent or [False] * len(config.windows)
+        self.layers = [
+            ContiguousLayer(i, window, self._step, matmuls=matmuls, latent=latent[i])
+            for i, window in enumerate(config.windows)
+        ]
         self._forward = ForwardPass(module, self.layers, config.selection)
         self._index = PrefixIndex(PREFIX_BLOCK) if config.keep_prefixes else None
         self._store = BlockStore()

@@ -8,7 +8,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from ...mlxlm import FETCHED, Window
+from ...mlxlm import FETCHED, Window, identity
 from .buffer import Buffer
 
 
@@ -38,13 +38,15 @@ class ContiguousPass:
 
 class ContiguousLayer:
     """Layer `index`; `window` is 0 where it sees everything. With `matmuls`, the attention of single tokens is two
-    matrix products and a softmax: fewer operations, where each is a task for a thread, as on the CPU."""
+    matrix products and a softmax: fewer operations, where each is a task for a thread, as on the CPU. A
+    `latent` layer holds latents and rotated keys."""
 
-    def __init__(self, index: int, window: int, step: ContiguousPass, *, matmuls: bool) -> None:
+    def __init__(self, index: int, window: int, step: ContiguousPass, *, matmuls: bool, latent: bool = False) -> None:
         self._index = index
         self._window = window
         self._step = step
         self._matmuls = matmuls
+        self._latent = latent
 
     @property
     def offset(self) -> Any:
@@ -64,44 +66,74 @@ class ContiguousLayer:
             self._buffer(segment).append(own_keys, own_values)
         for segment in self._step.longer:
             self._buffer(segment).append(_part_of(keys, segment), _part_of(values, segment))
-        return FETCHED.put(self, keys, values)
+        return FETCHED.put(self, keys, identity(values.shape[-1], values.dtype) if self._latent else values)
 
     def keys_and_values(self) -> tuple[Any, Any]:
         """Return the pass's keys and values, for a layer that shares them."""
         return FETCHED.of(self)
 
-    def attend(self, queries: Any, keys: Any, values: Any, scale: float, window: int, sinks: Any | None) -> Any:
-        """Causal attention (T, query heads, 1, D) of `queries` of that shape, each token over its own sequence. `keys`
-        and `values` are what `update_and_fetch` returned: the self-test checks that."""
+    def attend(
+        self,
+        queries: Any,
+        keys: Any,
+        values: Any,
+        scale: float,
+        window: int,
+        sinks: Any | None,
+        *,
+        softcap: float = 0.0,
+    ) -> Any:
+        """Causal attention (T, query heads, 1, DV) of `queries` (T, query heads, 1, D), each token over its own
+        sequence. `keys` and `values` are what `update_and_fetch` returned: the self-test checks that."""
         window = min(filter(None, (window, self._window)), default=0)
-        parts = self._attend_singles(queries, scale, window, sinks)
+        parts = self._attend_singles(queries, scale, window, sinks, softcap)
         for segment in self._step.longer:
-            parts.append(self._attend_longer(_part_of(queries, segment), segment, scale, window, sinks))
+            parts.append(self._attend_longer(_part_of(queries, segment), segment, scale, window, sinks, softcap))
         return parts[0] if len(parts) == 1 else mx.concatenate(parts)
 
-    def _attend_singles(self, queries: Any, scale: float, window: int, sinks: Any | None) -> list[Any]:
+    def _attend_singles(self, queries: Any, scale: float, window: int, sinks: Any | None, softcap: float) -> list[Any]:
         seen = [self._seen(segment, window) for segment in self._step.singles]
         if not seen:
             return []
-        if not self._matmuls or sinks is not None:
+        if not softcap and (not self._matmuls or sinks is not None):
             rows = _rows(queries, len(seen))
             return [_fused(own, *kv, scale=scale, sinks=sinks) for own, kv in zip(rows, seen, strict=True)]
         # The queries of one kv head are as good as a longer query that sees everything.
         count, heads = len(seen), seen[0][0].shape[1]
         grouped = (queries[:count] * scale).reshape(count, heads, -1, queries.shape[-1])
-        parts = [_attend_by_matmuls(own, *kv) for own, kv in zip(_rows(grouped, count), seen, strict=True)]
+        parts = [_attend_by_matmuls(own, *kv, softcap) for own, kv in zip(_rows(grouped, count), seen, strict=True)]
         out = parts[0] if count == 1 else mx.concatenate(parts)
         return [out.reshape(count, -1, 1, out.shape[-1])]
 
-    def _attend_longer(self, queries: Any, segment: PlacedSegment, scale: float, window: int, sinks: Any | None) -> Any:
-        """Attention (n, query heads, 1, D) of one segment with `queries` (1, query heads, n, D)."""
+    def _attend_longer(
+        self, queries: Any, segment: PlacedSegment, scale: float, window: int, sinks: Any | None, softcap: float
+    ) -> Any:
+        """Attention (n, query heads, 1, DV) of one segment with `queries` (1, query heads, n, D)."""
         keys, values = self._seen(segment, window)
         seen = keys.shape[2]
         mask: Any = "causal"
-        if window and segment.end > window:
-            mask = _window_mask(segment.count, seen, window)
-        out = _fused(queries, keys, values, scale=scale, mask=mask, sinks=sinks)
+        if softcap or (window and segment.end > window):
+            mask = _window_mask(segment.count, seen, window or seen)
+        if softcap:
+            grouped = (queries * scale).reshape(1, keys.shape[1], -1, *queries.shape[2:])
+            out = _attend_by_matmuls(grouped, keys[:, :, None], values[:, :, None], softcap, mask).flatten(1, 2)
+        else:
+            out = _fused(queries, keys, values, scale=scale, mask=mask, sinks=sinks)
         return out[0].transpose(1, 0, 2)[:, :, None]
+
+    def attend_latent(self, queries: Any, rotated: Any, latents: Any, scale: float) -> Any:
+        """Causal attention (T, query heads, 1, DV) over latents, which `update_and_fetch` got, of absorbed `queries`
+        and their `rotated` parts, which are scaled already."""
+        queries, singles = queries * scale, self._step.singles
+        pairs = zip(_rows(queries, len(singles)), _rows(rotated, len(singles)), singles, strict=True)
+        parts = [_attend_to_latents(*own, *self._seen(segment, 0)) for *own, segment in pairs]
+        for segment in self._step.longer:
+            latent, rotated_keys = self._seen(segment, 0)
+            own = mx.concatenate([_part_of(queries, segment), _part_of(rotated, segment)], axis=-1)
+            keys = mx.concatenate([latent, rotated_keys], axis=-1)
+            out = _fused(own, keys, latent, scale=1.0, mask="causal")
+            parts.append(out[0].transpose(1, 0, 2)[:, :, None])
+        return parts[0] if len(parts) == 1 else mx.concatenate(parts)
 
     def _seen(self, segment: PlacedSegment, window: int) -> tuple[Any, Any]:
         """Keys and values that the segment's tokens see."""
@@ -115,9 +147,20 @@ class ContiguousLayer:
 _fused = mx.fast.scaled_dot_product_attention
 
 
-def _attend_by_matmuls(queries: Any, keys: Any, values: Any) -> Any:
-    """Attention of scaled queries without a mask."""
-    return mx.softmax(queries @ keys.swapaxes(-1, -2), axis=-1, precise=True) @ values
+def _attend_by_matmuls(queries: Any, keys: Any, values: Any, softcap: float, mask: Any | None = None) -> Any:
+    """Attention of scaled queries, with scores that are capped (0: not)."""
+    scores = queries @ keys.swapaxes(-1, -2)
+    if softcap:
+        scores = mx.tanh(scores / softcap) * softcap
+    if mask is not None:
+        scores = mx.where(mask, scores, mx.array(mx.finfo(scores.dtype).min, scores.dtype))
+    return mx.softmax(scores, axis=-1, precise=True) @ values
+
+
+def _attend_to_latents(queries: Any, rotated: Any, latents: Any, rotated_keys: Any) -> Any:
+    """Attention (1, heads, 1, DV) of one token's scaled `queries` of that shape, and of their rotated parts."""
+    scores = queries.swapaxes(1, 2) @ latents.swapaxes(-1, -2) + rotated.swapaxes(1, 2) @ rotated_keys.swapaxes(-1, -2)
+    return (mx.softmax(scores, axis=-1, precise=True) @ latents).swapaxes(1, 2)
 
 
 def _rows(array: Any, count: int) -> list[Any]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from ...mlxlm import FETCHED, Window
+from ...mlxlm import FETCHED, Window, identity
 from .kernels import Kernels
 from .paged_pass import LayerKind, PagedPass
 from .pool import Pool
@@ -32,8 +32,12 @@ class PagedLayer:
         return None if window_size is None else Window(window_size)
 
     def update_and_fetch(self, keys: Any, values: Any) -> tuple[Any, Any]:
-        """Write `keys` and `values` (T, kv heads, 1, D) to the pool."""
+        """Write `keys` and `values` (T, kv heads, 1, D) to the pool; in a latent layer latents and rotated keys."""
         slots = self.step.tables[self.kind.table].slots
+        if self.kernels.latent:
+            joined = mx.concatenate([keys, values], axis=-1)
+            self.written = self.kernels.write(self.pool, joined, joined, slots)
+            return FETCHED.put(self, keys, identity(values.shape[-1], values.dtype))
         self.written = self.kernels.write(self.pool, keys, values, slots)
         return FETCHED.put(self, keys, values)
 
@@ -41,11 +45,28 @@ class PagedLayer:
         """Return the pass's keys and values, for a layer that shares them."""
         return FETCHED.of(self)
 
-    def attend(self, queries: Any, keys: Any, values: Any, scale: float, window: int, sinks: Any | None) -> Any:
-        """Causal attention (T, query heads, 1, D) of `queries` of that shape, each token over its own sequence. `keys`
-        and `values` are what `update_and_fetch` returned: the self-test checks that."""
+    def attend(
+        self,
+        queries: Any,
+        keys: Any,
+        values: Any,
+        scale: float,
+        window: int,
+        sinks: Any | None,
+        *,
+        softcap: float = 0.0,
+    ) -> Any:
+        """Causal attention (T, query heads, 1, DV) of `queries` (T, query heads, 1, D), each token over its own
+        sequence. `keys` and `values` are what `update_and_fetch` returned: the self-test checks that."""
+        assert softcap == self.kernels.softcap
         kind = self.kind._replace(window=min(filter(None, (window, self.kind.window)), default=0))
         return self._attention(self.step, kind, queries, self.written, scale, sinks)
+
+    def attend_latent(self, queries: Any, rotated: Any, latents: Any, scale: float) -> Any:
+        """Causal attention (T, query heads, 1, DV) over latents, which `update_and_fetch` got, of absorbed `queries`
+        and their `rotated` parts, which are scaled already."""
+        queries = mx.concatenate([queries * scale, rotated], axis=-1)
+        return self._attention(self.step, self.kind, queries, self.written, 1.0)
 
     def attention(self, step: PagedPass, queries: Any, written: Any, scale: float) -> Any:
         """Attention as by `attend` in `step`, once the array `written` is there."""
