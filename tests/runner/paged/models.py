@@ -41,6 +41,20 @@ _LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+_YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+_LATENT = {
+    "moe_intermediate_size": 32,
+    "num_key_value_heads": 4,
+    "n_shared_experts": 1,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "kv_lora_rank": 128,
+    "q_lora_rank": 32,
+    "qk_rope_head_dim": 32,
+    "v_head_dim": 32,
+    "qk_nope_head_dim": 16,
+}
+"""Keys of 48 and values of 32 dimensions, or latents of 128 with 32 rotated dimensions."""
 _MODELS: dict[str, dict[str, Any]] = {
     "llama": {**_COMMON, "model_type": "llama"},
     "llama3": {**_COMMON, "model_type": "llama", "rope_scaling": _LLAMA3_ROPE},
@@ -74,6 +88,16 @@ _MODELS: dict[str, dict[str, Any]] = {
         "sliding_window": 32,
         "sliding_window_pattern": 2,
     },
+    "gpt_oss": {
+        **_COMMON,
+        "model_type": "gpt_oss",
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "sliding_window": 32,
+    },
+    "gemma2": {**_COMMON, "model_type": "gemma2", "query_pre_attn_scalar": DIM, "attn_logit_softcapping": 2.0},
+    "glm4_moe_lite": {**_COMMON, **_LATENT, "model_type": "glm4_moe_lite"},
+    "deepseek_v2": {**_COMMON, **_LATENT, "model_type": "deepseek_v2", "q_lora_rank": None, "rope_scaling": _YARN},
 }
 
 

@@ -27,3 +27,23 @@ def identity(dim: int, dtype: Any) -> Any:
 def is_latent(keys: Any, values: Any, mask: Any, cache: Any) -> bool:
     """Whether mlx-lm's attention function was called for latents, with rotated queries as `mask`."""
     return values is keys and isinstance(mask, mx.array) and hasattr(cache, "attend_latent")
+
+
+def by_heads(module: Any) -> bool:
+    """Let `module`, if it is mlx-lm's product of each head with a matrix of its own, multiply single tokens of many
+    sequences together: as they come, (T, heads, 1, D), each token would read all matrices again."""
+    kind = type(module)
+    if kind.__module__ != "mlx_lm.models.mla" or kind.__name__ not in ("MultiLinear", "QuantizedMultiLinear"):
+        return False
+    module.__class__ = _by_heads(kind)
+    return True
+
+
+@cache
+def _by_heads(kind: type) -> type:
+    def __call__(self: Any, x: Any, transpose: bool = True) -> Any:
+        if x.ndim != 4 or x.shape[0] == 1 or x.shape[2] > 1:
+            return kind.__call__(self, x, transpose)  # type: ignore[operator]
+        return kind.__call__(self, x.swapaxes(0, 2), transpose).swapaxes(0, 2)  # type: ignore[operator]
+
+    return type(kind.__name__, (kind,), {"__call__": __call__, "__module__": __name__})

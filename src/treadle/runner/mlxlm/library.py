@@ -19,6 +19,7 @@ from ...installation import pip_install, requirement
 from .caches import Caches
 from .compatibility import problems
 from .hooks import Selection, headless, routed, select
+from .latent import by_heads
 from .own_attention import route
 
 MODULES = ("mlx_lm.utils", "mlx_lm.models.cache", "mlx_lm.models.base")
@@ -91,7 +92,10 @@ class MlxLm:
             if found is not None and found is shared:
                 module.scaled_dot_product_attention = routed(shared)  # type: ignore[attr-defined]
             through = through or found is shared or hasattr(found, "routes")
-        return any([route(layer) for layer in model.modules()]) or through
+        layers = model.modules()
+        for layer in layers:
+            by_heads(layer)
+        return any([route(layer) for layer in layers]) or through
 
     def selection(self, model: Any) -> Selection | None:
         """The selection of tokens that the model's head sees; None where the module before the head is not known."""
