@@ -20,18 +20,17 @@ KINDS = {
     "96, windowed": Attention(96, mx.float16, heads=2, rep=1, window=40),
     "96 of 8 bits, on a small chip": Attention(96, mx.bfloat16, heads=1, rep=3, bits=8, shared=90),
     "256": Attention(256, mx.float16, heads=1, rep=2),
-    "256, windowed, on a smaller chip": Attention(256, mx.bfloat16, heads=1, rep=3, window=100, shared=163),
+    "256, windowed, on a small chip": Attention(256, mx.bfloat16, heads=1, rep=3, window=100, shared=99),
     "256 of 8 bits": Attention(256, mx.float16, heads=1, rep=2, bits=8),
-    "256, on a chip of 99 KB": Attention(256, mx.float16, heads=1, rep=8, shared=99),
+}
+OTHERS = {
     "64 with sinks, windowed": Attention(64, mx.bfloat16, heads=1, rep=8, window=48, sinks=True),
-    "32 with a soft cap": Attention(32, mx.float16, heads=2, rep=2, softcap=5.0),
-    "192 and 128": Attention(192, mx.bfloat16, heads=2, rep=1, value_dim=128),
+    "192 and 128, capped": Attention(192, mx.bfloat16, heads=2, rep=1, value_dim=128, softcap=5.0),
     "112 and 144 of 8 bits": Attention(112, mx.float16, heads=1, rep=2, value_dim=144, bits=8),
-    "128, shared by 24 heads": Attention(128, mx.bfloat16, heads=1, rep=24),
-    "512": Attention(512, mx.float16, heads=2, rep=8, window=70),
-    "latent": Attention(576, mx.bfloat16, heads=1, rep=20, value_dim=512, latent=True),
-    "latent, narrow, with sinks, capped": Attention(
-        288, mx.float16, heads=1, rep=40, value_dim=256, latent=True, sinks=True, softcap=5.0, shared=99
+    "512 with sinks, capped, windowed": Attention(512, mx.float16, heads=2, rep=8, window=50, sinks=True, softcap=5.0),
+    "latents": Attention(576, mx.bfloat16, heads=1, rep=20, value_dim=512, latent=True),
+    "narrow latents of many heads, on a small chip": Attention(
+        288, mx.float16, heads=1, rep=40, value_dim=256, latent=True, shared=99
     ),
 }
 
@@ -58,12 +57,12 @@ def test_tokens_that_decode_see_their_rows(kind: Attention, seed: int, monkeypat
     many with one each that are merged."""
     dice = random.Random(seed)
     twins = Twins(kind, dice, seed=seed)
-    few = max(1, tiling.DECODE_ROWS[-1] // kind.rep)
+    few = tiling.DECODE_ROWS[-1] // kind.rep
     lengths = [2, 17, 33, 180] if seed else [few + 1, 40, 96]
     twins.step({f"r{i}": length for i, length in enumerate(lengths)})
     for blocks in (264, 6, 16):
         few_slots(monkeypatch, blocks)
-        for most in (max(1, tiling.DECODE_ROWS[0] // kind.rep), few):
+        for most in (tiling.DECODE_ROWS[0] // kind.rep, few):
             counts = {f"r{i}": dice.randint(1, most) for i in range(dice.randint(3, 9))}
             twins.step(counts, scale=STEEP if blocks == 6 else PEAKED)
 
@@ -81,6 +80,17 @@ def test_prompts_in_pieces_see_their_rows(kind: Attention, seed: int, monkeypatc
         twins.step(counts, scale=STEEP if blocks == 40 and kind.bits == 16 else PEAKED)
         if blocks == 16:
             twins.release("a" if "a" in twins.rows else twins.rows[0])
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_attention_sees_its_rows(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tokens that decode and prompts, alone and side by side, whole and in parts that are merged."""
+    twins = Twins(OTHERS[name], random.Random(7), seed=7)
+    twins.step({"a": 70, "b": 3})
+    few_slots(monkeypatch, 16)
+    twins.step({"a": 1, "b": 1})
+    twins.step({"a": 1, "b": 45, "c": 1}, scale=STEEP if OTHERS[name].bits == 16 else PEAKED)
+    twins.step({"c": 1, "b": 1, "a": 1})
 
 
 def test_a_long_row_is_merged_out_of_many_parts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -149,5 +149,10 @@ def _attended(rows: Driven, segments: list[RowSegment], arrays: list[Any], sinks
     queries, keys, values = arrays
     rows.begin(segments)
     (layer,) = rows.backend.layers
+    scale, dim = queries.shape[-1] ** -0.5, values.shape[-1]
+    if layer.kernels.latent:
+        scale = 0.0625  # rounds nothing
+        latents, _ = layer.update_and_fetch(keys[..., :dim], keys[..., dim:])
+        return layer.attend_latent(queries[..., :dim], queries[..., dim:] * scale, latents, scale)
     layer.update_and_fetch(keys, values)
-    return layer.attend(queries, keys, values, queries.shape[-1] ** -0.5, 0, sinks)
+    return layer.attend(queries, keys, values, scale, 0, sinks, softcap=layer.kernels.softcap)

@@ -32,7 +32,7 @@ def is_latent(keys: Any, values: Any, mask: Any, cache: Any) -> bool:
 def by_heads(module: Any) -> bool:
     """Let `module`, if it is mlx-lm's product of each head with a matrix of its own, multiply single tokens of many
     sequences together: as they come, (T, heads, 1, D), each token would read all matrices again."""
-    kind = type(module)
+    kind: Any = type(module)
     if kind.__module__ != "mlx_lm.models.mla" or kind.__name__ not in ("MultiLinear", "QuantizedMultiLinear"):
         return False
     module.__class__ = _by_heads(kind)
@@ -40,10 +40,10 @@ def by_heads(module: Any) -> bool:
 
 
 @cache
-def _by_heads(kind: type) -> type:
-    def __call__(self: Any, x: Any, transpose: bool = True) -> Any:
+def _by_heads(kind: Any) -> type:
+    def call(self: Any, x: Any, transpose: bool = True) -> Any:
         if x.ndim != 4 or x.shape[0] == 1 or x.shape[2] > 1:
-            return kind.__call__(self, x, transpose)  # type: ignore[operator]
-        return kind.__call__(self, x.swapaxes(0, 2), transpose).swapaxes(0, 2)  # type: ignore[operator]
+            return kind.__call__(self, x, transpose)
+        return kind.__call__(self, x.swapaxes(0, 2), transpose).swapaxes(0, 2)
 
-    return type(kind.__name__, (kind,), {"__call__": __call__, "__module__": __name__})
+    return type(kind.__name__, (kind,), {"__call__": call, "__module__": __name__})

@@ -95,7 +95,8 @@ class MlxLm:
         layers = model.modules()
         for layer in layers:
             by_heads(layer)
-        return any([route(layer) for layer in layers]) or through
+        routes = [route(layer) for layer in layers]
+        return through or any(routes)
 
     def selection(self, model: Any) -> Selection | None:
         """The selection of tokens that the model's head sees; None where the module before the head is not known."""

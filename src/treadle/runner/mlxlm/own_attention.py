@@ -1,7 +1,7 @@
 """Attention of mlx-lm's modules that compute it without the shared function, as calls of caches that attend themselves.
 
-Modules that stay as they are: phi3small sees a pattern of blocks, deepseek_v41 keeps more than keys and values, and olmo
-fails on prompts in mlx-lm, too.
+Modules that stay as they are: phi3small sees a pattern of blocks, deepseek_v41 keeps more than keys and values, and
+olmo fails on prompts in mlx-lm, too.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ def route(module: Any) -> bool:
     return True
 
 
-def _routed(kind: type, call: Callable[..., Any]) -> type:
-    """Return the class `kind` with attention by `call` where the cache computes it."""
+def _routed(kind: Any, attended: Callable[..., Any]) -> type:
+    """Return the class `kind` with attention by `attended` where the cache computes it."""
 
-    def __call__(self: Any, x: Any, mask: Any | None = None, cache: Any | None = None) -> Any:
+    def call(self: Any, x: Any, mask: Any | None = None, cache: Any | None = None) -> Any:
         if not hasattr(cache, "attend"):
-            return kind.__call__(self, x, mask, cache)  # type: ignore[operator]
+            return kind.__call__(self, x, mask, cache)
         if mask is not None and not isinstance(mask, Window):
             raise NotImplementedError("the model makes a mask of its own")
-        return call(self, x, mask.size if mask is not None else 0, cache)
+        return attended(self, x, mask.size if mask is not None else 0, cache)
 
-    return type(kind.__name__, (kind,), {"__call__": __call__, "__module__": kind.__module__, "routes": True})
+    return type(kind.__name__, (kind,), {"__call__": call, "__module__": kind.__module__, "routes": True})
 
 
 def _gemma2(self: Any, x: Any, window: int, cache: Any) -> Any:

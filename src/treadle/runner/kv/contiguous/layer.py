@@ -125,8 +125,12 @@ class ContiguousLayer:
         """Causal attention (T, query heads, 1, DV) over latents, which `update_and_fetch` got, of absorbed `queries`
         and their `rotated` parts, which are scaled already."""
         queries, singles = queries * scale, self._step.singles
-        pairs = zip(_rows(queries, len(singles)), _rows(rotated, len(singles)), singles, strict=True)
-        parts = [_attend_to_latents(*own, *self._seen(segment, 0)) for *own, segment in pairs]
+        parts = [
+            _attend_to_latents(own, own_rotated, *self._seen(segment, 0))
+            for own, own_rotated, segment in zip(
+                _rows(queries, len(singles)), _rows(rotated, len(singles)), singles, strict=True
+            )
+        ]
         for segment in self._step.longer:
             latent, rotated_keys = self._seen(segment, 0)
             own = mx.concatenate([_part_of(queries, segment), _part_of(rotated, segment)], axis=-1)

@@ -65,8 +65,8 @@ class PagedLayer:
     def attend_latent(self, queries: Any, rotated: Any, latents: Any, scale: float) -> Any:
         """Causal attention (T, query heads, 1, DV) over latents, which `update_and_fetch` got, of absorbed `queries`
         and their `rotated` parts, which are scaled already."""
-        queries = mx.concatenate([queries * scale, rotated], axis=-1)
-        return self._attention(self.step, self.kind, queries, self.written, 1.0)
+        queries = mx.concatenate([queries, rotated * (1 / scale)], axis=-1)
+        return self._attention(self.step, self.kind, queries, self.written, scale)
 
     def attention(self, step: PagedPass, queries: Any, written: Any, scale: float) -> Any:
         """Attention as by `attend` in `step`, once the array `written` is there."""
