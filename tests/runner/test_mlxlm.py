@@ -9,14 +9,32 @@ from importlib import metadata
 from types import ModuleType
 from typing import Any
 
+import mlx.core as mx
 import pytest
 
 from treadle.errors import StartFailed
 from treadle.runner.mlxlm import connect
+from treadle.runner.mlxlm.latent import by_heads
 
 
 def test_the_installed_version_is_one_that_fits() -> None:
     assert connect().version.startswith("0.32.")
+
+
+@pytest.mark.parametrize("bits", [16, 4])
+def test_latent_heads_are_multiplied_for_all_tokens_at_once(bits: int) -> None:
+    """To the same numbers, whichever way they come, and once however often it is asked for."""
+    from mlx_lm.models.mla import MultiLinear
+
+    heads = MultiLinear(64, 32, 3)
+    heads = heads if bits == 16 else heads.to_quantized(64, bits)
+    inputs = [(mx.random.normal(shape), how) for shape, how in (((5, 3, 1, 64), True), ((1, 3, 4, 64), True))]
+    inputs.append((mx.random.normal((5, 3, 1, 32)), False))
+    wanted = [heads(x, transpose=how) for x, how in inputs]
+    assert by_heads(heads)
+    assert not by_heads(heads)
+    for (x, how), expected in zip(inputs, wanted, strict=True):
+        assert mx.allclose(heads(x, transpose=how), expected, atol=1e-4).item()
 
 
 def _modules() -> tuple[ModuleType, ModuleType]:
@@ -93,6 +111,7 @@ resource.setrlimit(resource.RLIMIT_NOFILE, (min(5000, hard), hard))
 before = resource.getrlimit(resource.RLIMIT_NOFILE)
 real = resource.setrlimit
 from treadle.runner.mlxlm import connect
+from treadle.runner.mlxlm.latent import by_heads
 connect()
 assert resource.getrlimit(resource.RLIMIT_NOFILE) == before, resource.getrlimit(resource.RLIMIT_NOFILE)
 assert resource.setrlimit is real

@@ -49,7 +49,7 @@ def loop_of(model: LoadedModel) -> Looped:
 @pytest.mark.parametrize("family", SNAPSHOT_FAMILIES)
 def test_a_prompt_goes_on_from_the_last_snapshot_on_its_way(tiny: Tiny, family: str) -> None:
     """The same again, one that goes on, and those that part: the first that does leaves a snapshot to the next."""
-    model = tiny(family)
+    model = tiny(family, padded=True)
     loop = loop_of(model)
     trunk, other = some_tokens(1, 200), some_tokens(2, 200)
     answer = loop.run(request("first", trunk, max_tokens=40))["first"]
@@ -75,7 +75,7 @@ def test_a_prompt_goes_on_from_the_last_snapshot_on_its_way(tiny: Tiny, family: 
 @pytest.mark.parametrize("family", SNAPSHOT_FAMILIES)
 def test_a_conversation_goes_on_where_its_last_turn_ended(tiny: Tiny, family: str) -> None:
     """The answer included, but for its last token, which nothing was computed from."""
-    model = tiny(family)
+    model = tiny(family, padded=True)
     loop = loop_of(model)
     prompt, known = some_tokens(3, 50), 0
     for turn in range(4):
@@ -90,7 +90,7 @@ def test_a_conversation_goes_on_where_its_last_turn_ended(tiny: Tiny, family: st
 @pytest.mark.parametrize("family", ["qwen3_next", "deepseek_v3", "llama4"])
 def test_who_comes_while_the_prompt_is_read_finds_where_they_part(tiny: Tiny, family: str) -> None:
     """The second waits for it, and the first leaves a snapshot there."""
-    model = tiny(family)
+    model = tiny(family, padded=True)
     loop = Looped(ModelRunner(model), prefill_tokens=100)
     trunk = some_tokens(4, 210)
     first, second, third = (request(f"r{i}", trunk + some_tokens(10 + i, 300)) for i in range(3))
@@ -156,7 +156,7 @@ def test_rows_in_one_batch_leave_what_they_would_have_left_alone(tiny: Tiny) -> 
 @pytest.mark.parametrize("family", ["qwen3_next", "llama4"])
 def test_those_of_another_salt_find_nothing(tiny: Tiny, family: str) -> None:
     """One tenant can't probe another's prompts, nor what its own part from."""
-    loop = loop_of(tiny(family))
+    loop = loop_of(tiny(family, padded=True))
     prompt = some_tokens(5, 129)
     for id_, salt, cached in [("a", "x", 0), ("b", "y", 0), ("c", "", 0), ("d", "x", 128), ("e", "y", 128)]:
         loop.run(request(id_, prompt, max_tokens=3, salt=salt))
@@ -166,7 +166,7 @@ def test_those_of_another_salt_find_nothing(tiny: Tiny, family: str) -> None:
 @pytest.mark.parametrize("family", SNAPSHOT_FAMILIES)
 def test_an_answer_that_is_scored_is_right_and_leaves_the_same(tiny: Tiny, family: str) -> None:
     """Who wants the log-probabilities of its prompt reuses nothing, and others go on from what it leaves."""
-    model = tiny(family)
+    model = tiny(family, padded=True)
     loop = loop_of(model)
     prompt = some_tokens(6, 150)
     loop.run(request("plain", prompt))
@@ -190,9 +190,9 @@ def test_a_request_leaves_few_snapshots(tiny: Tiny) -> None:
 
 @pytest.mark.parametrize("family", SNAPSHOT_FAMILIES)
 def test_what_is_kept_and_running_stays_within_the_budget(tiny: Tiny, family: str) -> None:
-    model = tiny(family)
+    model = tiny(family, padded=True)
     budget = 5 * (model.kv.row_bytes + 300 * model.kv.token_bytes)
-    runner = ModelRunner(tiny(family, memory=budget))
+    runner = ModelRunner(tiny(family, padded=True, memory=budget))
     loop = Looped(runner, max_running=2, prefill_tokens=128)
     for i in range(6):
         loop.submit(request(f"r{i}", some_tokens(i, 250), max_tokens=6), request(f"s{i}", some_tokens(i, 150)))
@@ -492,9 +492,9 @@ def conversations(dice: random.Random, count: int) -> list[Submit]:
 def test_whatever_happens_each_sequence_is_mlx_lms_own(tiny: Tiny, family: str, seed: int) -> None:
     """B7: joins, leaves, cancels, faults and prefix hits in a small budget, with answers that prompts go on from."""
     dice = random.Random(seed)
-    model = tiny(family)
+    model = tiny(family, padded=True)
     memory = 12 * (model.kv.row_bytes + 256 * model.kv.token_bytes)
-    small = tiny(family, memory=memory)
+    small = tiny(family, padded=True, memory=memory)
     runner = ModelRunner(replace(small, module=Poisonous(small.module, random.Random(seed))))
     loop = Looped(runner, max_running=4, prefill_tokens=dice.choice([40, 100, 512]))
     waiting, asked, cancelled = conversations(dice, 14), [], set()

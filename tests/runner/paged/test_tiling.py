@@ -20,9 +20,12 @@ from treadle.runner.kv.paged.tiling import (
     POSITION,
     PREFILL_ROWS,
     TILE,
+    WIDE_ROWS,
     Tiles,
     decode_tiles,
+    in_few_sizes,
     prefill_tiles,
+    wide_tiles,
 )
 
 PAGE = 32
@@ -42,9 +45,9 @@ def segments(parts: list[tuple[int, int]]) -> np.ndarray:
     return lines.astype(np.int32)
 
 
-def items_of(tiles: Tiles) -> np.ndarray:
+def items_of(tiles: Tiles, wide: bool = False) -> np.ndarray:
     """The pieces of work alone, packed rows first; of those for few rows, that they are dealt out as they should be."""
-    if tiles.rows == PREFILL_ROWS:
+    if wide or tiles.rows == PREFILL_ROWS:
         assert tiles.blocks == len(tiles.items)
         return tiles.items
     lines = (tiles.blocks + 8) // 8
@@ -63,14 +66,14 @@ def items_of(tiles: Tiles) -> np.ndarray:
     return items
 
 
-def check(some: np.ndarray, tiles: Tiles, rep: int, window: int, heads: int = 1) -> None:
+def check(some: np.ndarray, tiles: Tiles, rep: int, window: int, heads: int = 1, *, wide: bool = False) -> None:
     """Every packed row of every segment is in one tile; the tile's parts begin and end where the next one goes on, and
     from the first token that any of its rows sees to the last."""
     assert tiles.parts * heads <= COUNTERS
     of_segment = {int(line[FIRST]): line for line in some}
     rows: dict[int, list[int]] = defaultdict(list)
     tile: list[np.ndarray] = []
-    for item in items_of(tiles):
+    for item in items_of(tiles, wide):
         assert item[4] < item[5]
         assert item[4] % TILE == 0
         tile.append(item)
@@ -80,7 +83,9 @@ def check(some: np.ndarray, tiles: Tiles, rep: int, window: int, heads: int = 1)
         assert splits == tile[0][7] & 0xFFFF
         assert tiles.parts or splits == 1
         if index == splits - 1:
-            check_tile(of_segment[int(item[0])], tile, tiles.rows, rep, window)
+            check_tile(
+                of_segment[int(item[0])], tile, tiles.rows, rep, window, whole=not wide and tiles.rows != PREFILL_ROWS
+            )
             rows[int(item[0])].extend(range(item[2], item[2] + item[1]))
             tile = []
     assert not tile
@@ -89,16 +94,16 @@ def check(some: np.ndarray, tiles: Tiles, rep: int, window: int, heads: int = 1)
     }
 
 
-def check_tile(line: np.ndarray, tile: list[np.ndarray], most: int, rep: int, window: int) -> None:
+def check_tile(line: np.ndarray, tile: list[np.ndarray], most: int, rep: int, window: int, *, whole: bool) -> None:
     item = tile[0]
     assert item[1] <= most
     assert (item[3], item[6]) == (line[POSITION], line[PAGES])
     assert all(before[5] == after[4] for before, after in pairwise(tile))
     first, last = (line[POSITION] + row // rep for row in (item[2], item[2] + item[1] - 1))
-    lowest, step = max(0, first - window + 1) if window else 0, 32 if most == PREFILL_ROWS else 16
+    lowest, step = max(0, first - window + 1) if window else 0, 16 if whole else 32
     assert item[4] % step == 0
     assert lowest - step < item[4] <= lowest
-    if most == PREFILL_ROWS:
+    if not whole:
         assert tile[-1][5] == last + 1
     else:
         assert tile[-1][5] == line[POSITION] + line[COUNT]
@@ -118,6 +123,23 @@ def test_few_rows_are_covered_once(data: st.DataObject, rep: int, window: int, h
 def test_many_rows_are_covered_once(data: st.DataObject, rep: int, window: int, heads: int, dim: int) -> None:
     some = segments(data.draw(st.lists(st.tuples(st.integers(1, 700), POSITIONS), min_size=1, max_size=5)))
     check(some, prefill_tiles(some, rep=rep, heads=heads, window=window, dim=dim), rep, window, heads)
+
+
+@given(
+    data=st.data(),
+    rep=st.integers(1, 128),
+    window=WINDOWS,
+    heads=st.sampled_from([1, 2, 8]),
+    rows=st.sampled_from(WIDE_ROWS),
+)
+def test_rows_of_wide_heads_are_covered_once(data: st.DataObject, rep: int, window: int, heads: int, rows: int) -> None:
+    some = segments(data.draw(st.lists(st.tuples(st.integers(1, 90), POSITIONS), min_size=1, max_size=5)))
+    tiles = wide_tiles(some, rep=rep, heads=heads, window=window, rows=rows)
+    check(some, tiles, rep, window, heads, wide=True)
+    padded = in_few_sizes(tiles, heads)
+    assert padded.blocks == len(padded.items) >= len(tiles.items)
+    assert not tiles.parts or padded.parts >= len(tiles.items)
+    assert not padded.items[len(tiles.items) :].any()
 
 
 @pytest.mark.parametrize("length", [100, 1000, 40_000])

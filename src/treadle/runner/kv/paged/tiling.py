@@ -40,8 +40,9 @@ TILE = 16
 """Cached tokens that a warp of the decode kernel reads together."""
 _DECODE_LEAST = 4
 _PREFILL_STEP, _PREFILL_LEAST, _WIDE_LEAST = 32, 256, 128
-_BLOCKS = 512
-"""The least blocks of a prefill launch. Those without work cost nearly nothing, as they all run at once."""
+_BLOCKS, _WIDE_BLOCKS = 512, 256
+"""The least blocks of a launch of the prefill and of the wide kernel. Those without work cost nearly nothing, as they
+all run at once."""
 _SPLITS = (1, 2, 3, 4, 5, 6, 8, 11, 16, 22, 32, 44, 64)
 _START, _MERGE, _MERGE_EACH = 170, 100, 12
 """Costs of a part, of a split tile, and of each of its parts, in times of a cached token (measured, H200)."""
@@ -119,8 +120,9 @@ def wide_tiles(segments: Segments, *, rep: int, heads: int, window: int, rows: i
 def in_few_sizes(tiles: Tiles, heads: int) -> Tiles:
     """Tiles without the decode kernel's lines, padded to one of few sizes, with memory for partial results that a
     launch of that size may leave."""
-    items = padded(tiles.items, _BLOCKS // heads)
-    blocks, room = len(items), 2 * _BLOCKS // heads  # for partial results, also where no tile is split
+    least = max(1, (_BLOCKS if tiles.rows == PREFILL_ROWS else _WIDE_BLOCKS) // heads)
+    items = padded(tiles.items, least)
+    blocks, room = len(items), 2 * least  # for partial results, also where no tile is split
     return replace(tiles, items=items, blocks=blocks, parts=room if blocks <= room else blocks if tiles.parts else 0)
 
 
