@@ -16,9 +16,11 @@ PAGE, PAGES, TOKENS = 32, 7, 45
 SEEDS = range(2)
 
 
-def twins(seed: int, heads: int, dim: int, dtype: Any, bits: int = 16) -> tuple[PoolKernels, PoolKernels]:
+def twins(
+    seed: int, heads: int, dim: int, dtype: Any, bits: int = 16, **values: Any
+) -> tuple[PoolKernels, PoolKernels]:
     """The kernels, and what NumPy makes of them in float32."""
-    return kernels_of(seed)(heads, dim, PAGE, dtype, bits), Wide(heads, dim, PAGE, mx.float32, bits)
+    return kernels_of(seed)(heads, dim, PAGE, dtype, bits, **values), Wide(heads, dim, PAGE, mx.float32, bits, **values)
 
 
 def random(seed: int, *shape: int) -> Any:
@@ -66,6 +68,24 @@ def test_tokens_are_put_at_their_slots(heads: int, dim: int, dtype: Any, bits: i
     keys, values = keys.astype(dtype), values.astype(dtype)
     real.write(found, keys, values, slots(seed))
     plain.write(wanted, keys.astype(mx.float32), values.astype(mx.float32), slots(seed))
+    same(found, wanted)
+
+
+@pytest.mark.parametrize(
+    ("heads", "dim", "values"), [(1, 96, {"value_dim": 64, "latent": True}), (2, 48, {"value_dim": 80})]
+)
+def test_latents_and_values_of_another_width_are_put_and_copied(heads: int, dim: int, values: dict[str, Any]) -> None:
+    """Of latents only the keys."""
+    real, plain = twins(1, heads, dim, mx.bfloat16, **values)
+    found, wanted = filled(real, 1), filled(plain, 1)
+    keys, others = (random(i, TOKENS, heads, 1, width) for i, width in ((2, dim), (3, real.value_dim)))
+    keys, others = keys.astype(mx.bfloat16), others.astype(mx.bfloat16)
+    others = keys if real.latent else others
+    real.write(found, keys, others, slots(1))
+    plain.write(wanted, keys.astype(mx.float32), others.astype(mx.float32), slots(1))
+    pairs = mx.array([[5, 2]], mx.int32)
+    real.copy_pages([found], pairs)
+    plain.copy_pages([wanted], pairs)
     same(found, wanted)
 
 
