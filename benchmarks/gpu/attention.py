@@ -15,7 +15,7 @@ import random
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +93,7 @@ class Case:
 
     def attend(self, tiles: Tiles, written: Any, pool: int = 0, window: int = 0) -> Any:
         return self.kernels.attend(
-            self.queries,
+            self.parts[0],
             self.pools[pool],
             tiles,
             self.pages,
@@ -102,7 +102,18 @@ class Case:
             scale=self.scale,
             window=window,
             sinks=self.sinks,
+            rotated=self.parts[1],
         )
+
+    @cached_property
+    def parts(self) -> tuple[Any, Any | None]:
+        """Queries as the kernels take them: over latents in two arrays, the second one scaled."""
+        if not self.kernels.latent:
+            return self.queries, None
+        border = self.kernels.value_dim
+        parts = mx.contiguous(self.queries[..., :border]), mx.contiguous(self.queries[..., border:] * self.scale)
+        mx.eval(parts)
+        return parts
 
     def row(self, line: npt.NDArray[np.int32]) -> tuple[Any, Any]:
         """Return keys and values (kv heads, tokens, D or DV) of a segment's row, float32."""
@@ -167,13 +178,17 @@ def write(case: Case) -> tuple[Any, bool]:
     total, heads, dim = case.queries.shape[0], case.kernels.heads, case.kernels.dim
     keys = _random((total, heads, 1, dim), case.kernels.dtype)
     values = _random((total, heads, 1, case.kernels.value_dim), case.kernels.dtype)
-    values = keys[..., : case.kernels.value_dim] if case.kernels.latent else values
+    border = case.kernels.value_dim
+    values = keys[..., :border] if case.kernels.latent else values
     slots = []
     for line in case.segments:
         places = np.arange(line[POSITION], line[POSITION] + line[COUNT])
         slots.append(case.tables[line[PAGES] + places // PAGE] * PAGE + places % PAGE)
     where = mx.array(np.concatenate(slots).astype(np.int32))
-    written = case.kernels.write(case.pools[0], keys, keys if case.kernels.latent else values, where)
+    given = (keys, values)
+    if case.kernels.latent:
+        given = mx.contiguous(keys[..., :border]), mx.contiguous(keys[..., border:])
+    written = case.kernels.write(case.pools[0], *given, where)
     mx.eval(written)
     right = True
     for line in case.segments:

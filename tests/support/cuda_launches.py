@@ -43,8 +43,13 @@ class Launch:
 def _write(launch: Launch) -> list[Any]:
     """Write as the kernel does, 16 bytes a thread; two tokens in one slot would race."""
     t, keys = launch.template, launch.view("k")
-    launch.covers(keys.size // 8 if t["WIDTH"] == 2 * t["D"] else keys.size // t["D"] * t["WIDTH"] // 8)
-    _put(launch, keys[:, :, 0], launch.view("v")[:, :, 0])
+    values = launch.view("v")[:, :, 0]
+    launch.covers(keys.size // 8 if t["WIDTH"] == 2 * t["D"] else len(keys) * t["HEADS"] * t["WIDTH"] // 8)
+    if t["WIDTH"] == t["D"]:  # latents, and rotated keys
+        assert keys.shape[-1] == t["DV"]
+        _put(launch, np.concatenate([keys[:, :, 0], values], axis=-1), values)
+    else:
+        _put(launch, keys[:, :, 0], values)
     return [np.zeros(1)]
 
 
@@ -172,7 +177,11 @@ def _attended(launch: Launch, items: Any) -> Any:
     """Return the attention; NaN for rows that no tile computes."""
     t, heads = launch.template, launch.template["HEADS"]
     assert launch.blocks[1] == heads
-    q = launch.values("q").reshape(-1, heads, t["REP"], t["D"])
+    q = launch.values("q").reshape(-1, heads, t["REP"], t["DV"] if t.get("LATENT") else t["D"])
+    if t.get("LATENT"):
+        rotated = launch.values("rotated").reshape(*q.shape[:-1], -1)
+        assert q.shape[-1] + rotated.shape[-1] == t["D"]
+        q = np.concatenate([q * _number(t["SCALE"]), rotated], axis=-1)
     out = np.full((*q.shape[:-1], t["DV"]), np.nan, np.float32)
     parts: list[_Part] = []
     for first, rows, row0, position, lo, hi, at, split in items.tolist():
@@ -219,7 +228,7 @@ def _part(launch: Launch, q: Any, packed: Any, first: int, position: int, span: 
     )
     values = stored[0] if stored else keys[..., : t["DV"]]
     queries = q[first + packed // t["REP"], :, packed % t["REP"]].transpose(1, 0, 2)
-    scores = queries @ keys.transpose(0, 2, 1) * _number(t["SCALE"])
+    scores = queries @ keys.transpose(0, 2, 1) * (np.log2(np.e) if t.get("LATENT") else _number(t["SCALE"]))
     if t["CAP"]:
         scores = _number(t["CAP"]) * np.tanh(scores)
     here = (position + packed // t["REP"])[:, None]

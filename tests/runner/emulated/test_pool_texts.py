@@ -75,12 +75,11 @@ def test_tokens_are_put_at_their_slots(heads: int, dim: int, dtype: Any, bits: i
     ("heads", "dim", "values"), [(1, 96, {"value_dim": 64, "latent": True}), (2, 48, {"value_dim": 80})]
 )
 def test_latents_and_values_of_another_width_are_put_and_copied(heads: int, dim: int, values: dict[str, Any]) -> None:
-    """Of latents only the keys."""
+    """Of latents rotated keys behind them."""
     real, plain = twins(1, heads, dim, mx.bfloat16, **values)
     found, wanted = filled(real, 1), filled(plain, 1)
-    keys, others = (random(i, TOKENS, heads, 1, width) for i, width in ((2, dim), (3, real.value_dim)))
-    keys, others = keys.astype(mx.bfloat16), others.astype(mx.bfloat16)
-    others = keys if real.latent else others
+    widths = (64, 32) if real.latent else (dim, real.value_dim)
+    keys, others = (random(i, TOKENS, heads, 1, width).astype(mx.bfloat16) for i, width in enumerate(widths))
     real.write(found, keys, others, slots(1))
     plain.write(wanted, keys.astype(mx.float32), others.astype(mx.float32), slots(1))
     pairs = mx.array([[5, 2]], mx.int32)

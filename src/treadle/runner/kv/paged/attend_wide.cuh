@@ -20,9 +20,11 @@ struct Shares {
   static_assert(N == 1 || N == 2);
 };
 
-// Scores of a warp's share. `queries` and `keys` are rows of D, of which the warp's begin with `row` and `token`.
-template <typename T, int D, int F, int N, int CHAINS>
-__device__ inline void score_share(float (&s)[F][N][4], unsigned queries, unsigned keys, int row, int token) {
+// Scores of a warp's share. `queries` and `keys` are rows of D, of which the warp's begin with `row` and `token`; the
+// products of the first SCALED dimensions are times `scale`.
+template <typename T, int D, int SCALED, int F, int N, int CHAINS>
+__device__ inline void score_share(float (&s)[F][N][4], unsigned queries, unsigned keys, int row, int token,
+                                   float scale) {
   constexpr int LINE = LINE_OF<D>;
   const int lane = threadIdx.x & 31, low = lane & 7;
   const unsigned own = queries + (row + (lane & 15)) * LINE, own_piece = ((lane >> 4) ^ low) << 4;
@@ -39,7 +41,17 @@ __device__ inline void score_share(float (&s)[F][N][4], unsigned queries, unsign
         for (int e = 0; e < 4; ++e) sums[c][f][n][e] = 0.0f;
 #pragma unroll
   for (int i = 0; i < D / 16; i += 2) {  // 32 dimensions
-    unsigned b[N][4];                    // of two tokens' groups each 16, or of one all
+    if (SCALED > 0 && i * 16 == SCALED) {
+#pragma unroll
+      for (int c = 0; c < CHAINS; ++c)
+#pragma unroll
+        for (int f = 0; f < F; ++f)
+#pragma unroll
+          for (int n = 0; n < N; ++n)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) sums[c][f][n][e] *= scale;
+    }
+    unsigned b[N][4];  // of two tokens' groups each 16, or of one all
 #pragma unroll
     for (int k = 0; k < N; ++k) load_matrices(b[k], theirs + (i >> 2) * 128 + (their_piece ^ ((i + k & 3) << 5)));
 #pragma unroll
@@ -85,16 +97,19 @@ __device__ inline void fetch_lines(unsigned to, const char* from, int left) {
 // Packed rows (ROWS a tile) of wide keys (D) and values (DV) over cached tokens, TILE of them at a time. The sums of a row
 // are too many for one warp: each of the block's has DV / WARPS dimensions of all rows, and a share of the scores; the
 // weights go from one to the others through shared memory. A LATENT cache has no values of its own (multi-head latent
-// attention, DeepSeek-V2 2024, in its absorbed form): all heads read the same bytes once. The maxima follow as in `weigh`.
+// attention, DeepSeek-V2 2024, in its absorbed form): all heads read the same bytes once; its queries come in two arrays,
+// the last D - DV dimensions of each, scaled already, in `rotated`. The maxima follow as in `weigh`.
 template <typename T, int D, int DV, int REP, int PAGE, int WINDOW, int CAP, bool SINKS, bool LATENT, int ROWS, int TILE,
           int WARPS>
-__device__ inline void attend_wide(const T* q, const T* pool, const T* sinks, const int* pages, const int* items,
-                                   float factor, T* out, float* partial, float* scales, int* counters, int heads) {
+__device__ inline void attend_wide(const T* q, const T* rotated, const T* pool, const T* sinks, const int* pages,
+                                   const int* items, float factor, T* out, float* partial, float* scales, int* counters, int heads) {
   using Share = Shares<ROWS, TILE, WARPS>;
   constexpr int THREADS = 32 * WARPS, F = Share::F, N = Share::N, ACROSS = Share::ACROSS, FRAGMENTS = ROWS / 16;
   constexpr int LINE = LINE_OF<D>, V_LINE = LATENT ? LINE : LINE_OF<DV>, P_LINE = TILE * 2 + 16, OWN = DV / WARPS;
   constexpr int STAGE = TILE * (LINE + (LATENT ? 0 : V_LINE)), GROUP = TILE < 32 ? TILE : 32, BATCH = 32 * GROUP / TILE;
   constexpr float SLACK = 8.0f;
+  constexpr int Q = LATENT ? DV : D;  // dimensions in `q`
+  static_assert(!LATENT || CAP == 0);
   static_assert(D % 32 == 0 && DV % (16 * WARPS) == 0 && ROWS <= THREADS && PAGE >= GROUP);
   extern __shared__ __align__(128) unsigned char memory[];  // queries, two stages, weights, and what follows
   __shared__ int flag;
@@ -110,11 +125,13 @@ __device__ inline void attend_wide(const T* q, const T* pool, const T* sinks, co
 #pragma unroll
   for (int r = 0; r < ROWS; r += WARPS) {
     const int row = r + warp, packed = item.row0 + min(row, item.rows - 1);
-    const T* from = q + (size_t(item.token + packed / REP) * heads * REP + h * REP + packed % REP) * D;
+    const size_t line = size_t(item.token + packed / REP) * heads * REP + h * REP + packed % REP;
 #pragma unroll
-    for (int j = 0; j < D / 8; j += 32)
-      if (D / 8 - j >= 32 || lane < D / 8 - j)
-        fetch(queries + row * LINE + place_of(row, lane) + j * 16, from + (lane + j) * 8, row < item.rows);
+    for (int j = 0; j < D / 8; j += 32) {
+      const int piece = j + lane;
+      const T* from = piece * 8 < Q ? q + line * Q + piece * 8 : rotated + line * (D - Q) + piece * 8 - Q;
+      if (piece < D / 8) fetch(queries + row * LINE + place_of(row, lane) + j * 16, from, row < item.rows);
+    }
   }
   if (threadIdx.x < ROWS)
     most[threadIdx.x] = SINKS && item.split == 0 ? sink_of<T, REP>(sinks, h, item.row0 + threadIdx.x) : LOWEST;
@@ -165,7 +182,7 @@ __device__ inline void attend_wide(const T* q, const T* pool, const T* sinks, co
     const unsigned keys = stages + (tile & 1) * STAGE;
     bool outrun = false;
     if (scores) {
-      score_share<T, D, F, N, Share::CHAINS>(s, queries, keys, down * F * 16, across * N * 8);
+      score_share<T, D, LATENT ? DV : 0, F, N, Share::CHAINS>(s, queries, keys, down * F * 16, across * N * 8, factor);
       const int base = item.lo + tile * TILE + across * N * 8 + 2 * t;
 #pragma unroll
       for (int f = 0; f < F; ++f)
@@ -179,7 +196,7 @@ __device__ inline void attend_wide(const T* q, const T* pool, const T* sinks, co
               const int at = base + n * 8 + e;
               const bool sees = at < item.hi && at <= seen[f][half] && (WINDOW == 0 || at > seen[f][half] - WINDOW);
               float& one = s[f][n][2 * half + e];
-              one = sees ? capped<CAP>(one * factor) : NEVER;
+              one = sees ? capped<CAP>(one * (LATENT ? LOG2_E : factor)) : NEVER;
               outrun |= one > top;
             }
         }

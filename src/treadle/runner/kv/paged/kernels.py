@@ -58,7 +58,7 @@ _PREFILL_BODY = """
 """
 _WIDE_BODY = """
   treadle::attend_wide<T, D, DV, REP, PAGE, WINDOW, CAP, SINKS, LATENT, ROWS, TILE, WARPS>(
-      q, pool, SINK_OF_HEAD, pages, items, __int_as_float(SCALE), out, const_cast<float*>(partial),
+      q, ROTATED, pool, SINK_OF_HEAD, pages, items, __int_as_float(SCALE), out, const_cast<float*>(partial),
       const_cast<float*>(scales), const_cast<int*>(counters), HEADS);
 """
 
@@ -182,12 +182,15 @@ class Kernels(PoolKernels):
         scale: float,
         window: int,
         sinks: Any | None = None,
+        rotated: Any | None = None,
     ) -> Any:
         """Attention (T, query heads, 1, DV) of `queries` (T, query heads, 1, D) over the pool's `pages` (int32, the
         page tables of all sequences one after the other), as `tiles` says. `window` is 0 for none; `sinks` are one
         logit for each query head. `counters` are zeros, and are again afterwards: at least as many as partial results
-        times kv heads."""
+        times kv heads. Over latents, `queries` have DV dimensions, and the rest is `rotated`, multiplied by `scale`
+        already."""
         assert (sinks is not None) == self.sinks
+        assert (rotated is not None) == self.latent
         kernel, template, threads = self._launch(tiles.rows)
         if pool.scales is not None and tiles.rows == PREFILL_ROWS:  # many rows read the same pages again and again
             pool, written = self.dequantize(pool, pages, written, queries)
@@ -196,6 +199,8 @@ class Kernels(PoolKernels):
             template = [("S", pool.data.dtype), *template]
         kv_scales = counters if pool.scales is None else pool.scales
         inputs = [queries, pool.data, kv_scales, pages, tiles.items, counters, written, *self._partial_results(tiles)]
+        if rotated is not None:
+            inputs.append(rotated)
         if sinks is not None:
             inputs.append(sinks if sinks.dtype == self.dtype else sinks.astype(self.dtype))
         return kernel(
@@ -220,6 +225,8 @@ class Kernels(PoolKernels):
         )[0]
 
     def _scale(self, scale: float) -> list[tuple[str, int]]:
+        if self.latent:
+            return [("SCALE", bits_of(scale)), ("CAP", 0)]
         if not self.softcap:
             return [("SCALE", bits_of(scale * _LOG2_E)), ("CAP", 0)]
         return [("SCALE", bits_of(scale / self.softcap)), ("CAP", bits_of(self.softcap * _LOG2_E))]
@@ -337,7 +344,8 @@ class Kernels(PoolKernels):
 
     def _attend(self, name: str, body: str, memory: int, *more: str) -> CudaKernel:
         files = ["device/numbers.cuh", "kv/paged/attention.cuh", *more, f"kv/paged/{name}.cuh"]
-        inputs = [*_INPUTS, *(["sinks"] if self.sinks else [])]
+        inputs = [*_INPUTS, *(["rotated"] if self.latent else []), *(["sinks"] if self.sinks else [])]
+        body = body.replace("ROTATED", "rotated" if self.latent else "(const T*)nullptr")
         body = body.replace("SINK_OF_HEAD", "sinks" if self.sinks else "(const T*)nullptr")
         return self.kernel(name, inputs, ["out"], body, files=files, shared_memory=memory)
 
@@ -365,6 +373,8 @@ def _reasons_against(shape: AttentionShape, bits: int) -> Iterator[str]:
             f"attention kernels take wide keys of multiples of 32 dimensions, {_WIDEST[0]} at most, and values of "
             f"multiples of 128, {_WIDEST[1]} at most, not of {keys} and {values}"
         )
+    if shape.latent and shape.softcap:
+        yield "scores of latents are not capped"
     if shape.query_heads % shape.heads:
         yield f"{shape.query_heads} query heads can't share {shape.heads} kv heads evenly"
     if bits == 8 and wide:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 
@@ -10,6 +10,19 @@ from ...mlxlm import FETCHED, Window, identity
 from .kernels import Kernels
 from .paged_pass import LayerKind, PagedPass
 from .pool import Pool
+
+
+class _Queries(NamedTuple):
+    """Queries (T, query heads, 1, D) of a pass, with `scale`, `sinks` and `rotated` as `Kernels.attend` takes them."""
+
+    own: Any
+    scale: float
+    sinks: Any | None = None
+    rotated: Any | None = None
+
+    def part(self, tokens: slice) -> _Queries:
+        rotated = None if self.rotated is None else self.rotated[tokens]
+        return self._replace(own=self.own[tokens], rotated=rotated)
 
 
 class PagedLayer:
@@ -34,12 +47,8 @@ class PagedLayer:
     def update_and_fetch(self, keys: Any, values: Any) -> tuple[Any, Any]:
         """Write `keys` and `values` (T, kv heads, 1, D) to the pool; in a latent layer latents and rotated keys."""
         slots = self.step.tables[self.kind.table].slots
-        if self.kernels.latent:
-            joined = mx.concatenate([keys, values], axis=-1)
-            self.written = self.kernels.write(self.pool, joined, joined, slots)
-            return FETCHED.put(self, keys, identity(values.shape[-1], values.dtype))
         self.written = self.kernels.write(self.pool, keys, values, slots)
-        return FETCHED.put(self, keys, values)
+        return FETCHED.put(self, keys, identity(values.shape[-1], values.dtype) if self.kernels.latent else values)
 
     def keys_and_values(self) -> tuple[Any, Any]:
         """Return the pass's keys and values, for a layer that shares them."""
@@ -60,44 +69,35 @@ class PagedLayer:
         sequence. `keys` and `values` are what `update_and_fetch` returned: the self-test checks that."""
         assert softcap == self.kernels.softcap
         kind = self.kind._replace(window=min(filter(None, (window, self.kind.window)), default=0))
-        return self._attention(self.step, kind, queries, self.written, scale, sinks)
+        return self._attention(self.step, kind, _Queries(queries, scale, sinks), self.written)
 
     def attend_latent(self, queries: Any, rotated: Any, latents: Any, scale: float) -> Any:
-        """Causal attention (T, query heads, 1, DV) over latents, which `update_and_fetch` got, of absorbed `queries`
-        and their `rotated` parts, which are scaled already."""
-        queries = mx.concatenate([queries, rotated * (1 / scale)], axis=-1)
-        return self._attention(self.step, self.kind, queries, self.written, scale)
+        """Causal attention (T, query heads, 1, DV) over latents, which `update_and_fetch` got, of absorbed `queries` of
+        that shape and their `rotated` parts, which are scaled already."""
+        return self._attention(self.step, self.kind, _Queries(queries, scale, rotated=rotated), self.written)
 
     def attention(self, step: PagedPass, queries: Any, written: Any, scale: float) -> Any:
         """Attention as by `attend` in `step`, once the array `written` is there."""
-        return self._attention(step, self.kind, queries, written, scale)
+        return self._attention(step, self.kind, _Queries(queries, scale), written)
 
-    def _attention(
-        self, step: PagedPass, kind: LayerKind, queries: Any, written: Any, scale: float, sinks: Any | None = None
-    ) -> Any:
+    def _attention(self, step: PagedPass, kind: LayerKind, queries: _Queries, written: Any) -> Any:
         border = step.decode_tokens
         if border in (0, step.count):
-            return self._launch(step, kind, queries, written, scale, sinks, decode=border > 0)
-        parts = [self._launch(step, kind, queries[:border], written, scale, sinks, decode=True)]
-        parts.append(self._launch(step, kind, queries[border:], written, scale, sinks, decode=False))
+            return self._launch(step, kind, queries, written, decode=border > 0)
+        parts = [self._launch(step, kind, queries.part(slice(border)), written, decode=True)]
+        parts.append(self._launch(step, kind, queries.part(slice(border, None)), written, decode=False))
         return mx.concatenate(parts)
 
-    def _launch(
-        self,
-        step: PagedPass,
-        kind: LayerKind,
-        queries: Any,
-        written: Any,
-        scale: float,
-        sinks: Any | None,
-        *,
-        decode: bool,
-    ) -> Any:
-        tiles, pages, counters = (
+    def _launch(self, step: PagedPass, kind: LayerKind, queries: _Queries, written: Any, *, decode: bool) -> Any:
+        return self.kernels.attend(
+            queries.own,
+            self.pool,
             step.tiles_of(kind, decode=decode),
             step.tables[kind.table].pages[decode],
             step.counters[decode],
-        )
-        return self.kernels.attend(
-            queries, self.pool, tiles, pages, counters, written, scale=scale, window=kind.window, sinks=sinks
+            written,
+            scale=queries.scale,
+            window=kind.window,
+            sinks=queries.sinks,
+            rotated=queries.rotated,
         )

@@ -46,6 +46,19 @@ _WRITE_EACH_BODY = """
     page[HEADS * PAGE * CHUNKS + line * values + chunk - CHUNKS] =
         reinterpret_cast<const uint4*>(v)[size_t(row) * values + chunk - CHUNKS];
 """
+_WRITE_LATENT_BODY = """
+  constexpr int ALL = D / 8, LATENT = DV / 8;
+  const int i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i == 0) written[0] = 0;
+  const int chunk = i % ALL, row = i / ALL, h = row % HEADS, token = row / HEADS;
+  if (token >= slots_shape[0]) return;
+  const int slot = slots[token];
+  if (slot < 0) return;
+  uint4* to = reinterpret_cast<uint4*>(const_cast<T*>(pool)) +
+      (size_t(slot / PAGE) * HEADS + h) * PAGE * ALL + slot % PAGE * ALL + chunk;
+  *to = chunk < LATENT ? reinterpret_cast<const uint4*>(k)[size_t(row) * LATENT + chunk]
+                       : reinterpret_cast<const uint4*>(v)[size_t(row) * (ALL - LATENT) + chunk - LATENT];
+"""
 _INT8_BODY = """
   const int warp = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32, lane = threadIdx.x % 32;
   if (warp == 0 && lane == 0) written[0] = 0;
@@ -53,7 +66,7 @@ _INT8_BODY = """
   if (token >= slots_shape[0]) return;
   const int slot = slots[token];
   if (slot < 0) return;
-  constexpr int DV = WIDTH - D, EACH = ((D > DV ? D : DV) + 31) / 32;
+  constexpr int EACH = ((D > DV ? D : DV) + 31) / 32;
   const int dim = D == DV ? D : value ? DV : D;
   const T* from = (value ? v : k) + (size_t(token) * HEADS + h) * dim;
   float x[EACH], most = 0.0f;
@@ -75,7 +88,7 @@ _DEQUANTIZE_BODY = """
   if (i >= pages_shape[0] * each) return;
   const size_t at = pages[i / each] * each + i % each;
   const uint2 eight = reinterpret_cast<const uint2*>(pool)[at];
-  constexpr int KEYS = HEADS * PAGE * (D / 8), LINES = HEADS * PAGE, DV = WIDTH - D;
+  constexpr int KEYS = HEADS * PAGE * (D / 8), LINES = HEADS * PAGE;
   const int within = i % each;
   const size_t line = within < KEYS ? within / (D / 8) : LINES + (within - KEYS) / (DV / 8);
   const float factor = kv_scales[pages[i / each] * size_t(2 * LINES) + line];
@@ -167,12 +180,13 @@ class PoolKernels:
 
     def write(self, pool: Pool, keys: Any, values: Any, slots: Any) -> Any:
         """Write `keys` and `values` (T, kv heads, 1, D or DV) to `slots` (T,) of the pool, those at -1 nowhere. A
-        latent pool takes no values: pass the keys again. Returns a token that readers wait for."""
+        latent pool takes latents, and rotated keys, which are stored behind them. Returns a token that readers wait
+        for."""
         kernel, inputs, threads = self._write, [keys, values, pool.data, slots], keys.size // 8
         if pool.scales is not None:
             kernel, inputs, threads = self._write_int8, [*inputs, pool.scales], keys.size // self.dim * 64
         elif self.width != 2 * self.dim:
-            threads = keys.size // self.dim * self.width // 8
+            threads = slots.size * self.heads * self.width // 8
         return kernel(
             inputs,
             [("T", self.dtype), *self._sizes],
@@ -230,11 +244,18 @@ class PoolKernels:
 
     @property
     def _sizes(self) -> list[tuple[str, int]]:
-        return [("D", self.dim), ("WIDTH", self.width), ("HEADS", self.heads), ("PAGE", self.page)]
+        return [
+            ("D", self.dim),
+            ("DV", self.value_dim),
+            ("WIDTH", self.width),
+            ("HEADS", self.heads),
+            ("PAGE", self.page),
+        ]
 
     @cached_property
     def _write(self) -> CudaKernel:
-        body = _WRITE_BODY if self.width == 2 * self.dim else _WRITE_EACH_BODY
+        body = _WRITE_LATENT_BODY if self.latent else _WRITE_EACH_BODY
+        body = _WRITE_BODY if self.width == 2 * self.dim else body
         return self.kernel("write", ["k", "v", "pool", "slots"], ["written"], body)
 
     @cached_property
