@@ -42,7 +42,8 @@ SMALL = ([(1, 90), (1, 0)], [(40, 50), (70, 0)])
 
 @dataclass(frozen=True)
 class Kind:
-    """A family's attention. `ways` are fields of `Kernels` for each way to compute it, by name."""
+    """A family's attention. `ways` are fields of `Kernels` for each way to compute it, by name: of the wide kernel the
+    blocks on a multiprocessor, the cached tokens of a tile, and the tiles of a ring."""
 
     shape: AttentionShape
     window: int = 0
@@ -70,8 +71,9 @@ KINDS = {
         16,
         512,
         ways={
-            "2 blocks, 16 tokens": {"wide_way": (16, 4)},
-            "1 block, 32 tokens": {"wide_way": (32, 8)},
+            "2 x 16 x 2": {"wide_way": (16, 4, 2)},
+            "1 x 32 x 2": {"wide_way": (32, 8, 2)},
+            "1 x 32 x 3": {"wide_way": (32, 8, 3)},
         },
     ),
     "MLA, 128 heads": _kind(
@@ -80,7 +82,7 @@ KINDS = {
         576,
         value_dim=512,
         latent=True,
-        ways={"64 tokens": {"wide_way": (64, 8)}, "32 tokens": {"wide_way": (32, 8)}},
+        ways={"1 x 64 x 2": {"wide_way": (64, 8, 2)}, "1 x 32 x 3": {"wide_way": (32, 8, 3)}},
     ),
     "MLA, 20 heads": _kind(
         1,
@@ -89,9 +91,10 @@ KINDS = {
         value_dim=512,
         latent=True,
         ways={
-            "as chosen": {},
-            "2 blocks, 16 tokens": {"wide_way": (16, 4)},
-            "1 block, 64 tokens": {"wide_way": (64, 8)},
+            "2 x 32 x 2": {"wide_way": (32, 4, 2)},
+            "2 x 16 x 4": {"wide_way": (16, 4, 4)},
+            "1 x 64 x 2": {"wide_way": (64, 8, 2)},
+            "1 x 32 x 4": {"wide_way": (32, 8, 4)},
         },
     ),
     "192 and 128 (MiMo)": _kind(4, 64, 192, value_dim=128),

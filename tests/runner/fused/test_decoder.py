@@ -21,7 +21,7 @@ from treadle.core.messages import Submit
 from treadle.runner.forward.batch_buckets import PROMPT_SIZES
 from treadle.runner.forward.compiled import CompiledPasses
 from treadle.runner.fused.decoder import FusedDecoder
-from treadle.runner.kv.paged import paged_pass
+from treadle.runner.kv.paged import tiling
 from treadle.runner.kv.paged.backend import PagedConfig, uniform
 from treadle.runner.mlxlm import Selection, connect
 from treadle.runner.model_runner import ModelRunner
@@ -291,7 +291,7 @@ def test_a_pass_with_prompts_is_another_program_where_anything_constant_differs(
 
 
 def test_a_prompt_in_many_parts_is_another_program(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(paged_pass, "_BLOCKS", 2)
+    monkeypatch.setattr(tiling, "_BLOCKS", 2)
     rows = lazy_rows()
     launches(rows, *MIXED)
     assert launches(rows, *ALIKE["a prompt in parts"]) > 0

@@ -47,13 +47,13 @@ def latent(chip: DeviceProperties, heads: int) -> Kernels:
 @pytest.mark.parametrize(
     ("chip", "rows", "ways"),
     [
-        (H200, 64, {16: (32, 4), 32: (32, 4), 64: (64, 8)}),
-        (A100, 64, {16: (16, 4), 32: (16, 4), 64: (32, 8)}),
-        (L40S, 32, {16: (32, 8), 32: (16, 8)}),
+        (H200, 64, {16: (32, 4, 2), 32: (32, 4, 2), 64: (64, 8, 2)}),
+        (A100, 64, {16: (16, 4, 2), 32: (16, 4, 2), 64: (32, 8, 2)}),
+        (L40S, 32, {16: (32, 8, 2), 32: (16, 8, 2)}),
     ],
 )
 def test_wide_tiles_are_as_large_as_shared_memory_lets_them(
-    chip: DeviceProperties, rows: int, ways: dict[int, tuple[int, int]]
+    chip: DeviceProperties, rows: int, ways: dict[int, tuple[int, int, int]]
 ) -> None:
     """Two blocks on a multiprocessor, where they fit, take the place of one with more warps."""
     some = latent(chip, 20)

@@ -94,13 +94,14 @@ __device__ inline void fetch_lines(unsigned to, const char* from, int left) {
         fetch(to + k * LINE_OF<D> + place_of(warp + k, lane) + j * 16, from + k * D * 2 + j * 16, warp + k < left);
 }
 
-// Packed rows (ROWS a tile) of wide keys (D) and values (DV) over cached tokens, TILE of them at a time. The sums of a row
+// Packed rows (ROWS a tile) of wide keys (D) and values (DV) over cached tokens, TILE of them at a time, out of a ring of
+// STAGES tiles. The sums of a row
 // are too many for one warp: each of the block's has DV / WARPS dimensions of all rows, and a share of the scores; the
 // weights go from one to the others through shared memory. A LATENT cache has no values of its own (multi-head latent
 // attention, DeepSeek-V2 2024, in its absorbed form): all heads read the same bytes once; its queries come in two arrays,
 // the last D - DV dimensions of each, scaled already, in `rotated`. The maxima follow as in `weigh`.
 template <typename T, int D, int DV, int REP, int PAGE, int WINDOW, int CAP, bool SINKS, bool LATENT, int ROWS, int TILE,
-          int WARPS>
+          int WARPS, int STAGES>
 __device__ inline void attend_wide(const T* q, const T* rotated, const T* pool, const T* sinks, const int* pages,
                                    const int* items, float factor, T* out, float* partial, float* scales, int* counters, int heads) {
   using Share = Shares<ROWS, TILE, WARPS>;
@@ -111,16 +112,16 @@ __device__ inline void attend_wide(const T* q, const T* rotated, const T* pool, 
   constexpr int Q = LATENT ? DV : D;  // dimensions in `q`
   static_assert(!LATENT || CAP == 0);
   static_assert(D % 32 == 0 && DV % (16 * WARPS) == 0 && ROWS <= THREADS && PAGE >= GROUP);
-  extern __shared__ __align__(128) unsigned char memory[];  // queries, two stages, weights, and what follows
+  extern __shared__ __align__(128) unsigned char memory[];  // queries, stages, weights, and what follows
   __shared__ int flag;
-  float* tops = reinterpret_cast<float*>(memory + ROWS * LINE + 2 * STAGE + ROWS * P_LINE);  // [ROWS][ACROSS]
+  float* tops = reinterpret_cast<float*>(memory + ROWS * LINE + STAGES * STAGE + ROWS * P_LINE);  // [ROWS][ACROSS]
   float* most = tops + ROWS * ACROSS;                                                        // [ROWS]
   float* olds = most + ROWS;                                                                 // [ROWS]
   const int linear = blockIdx.y * gridDim.x + blockIdx.x, block = linear / heads, h = linear % heads;
   const Item item(items + block * 8);
   if (item.rows == 0) return;  // there are more blocks than items, as launches come in few sizes
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3, low = lane & 7;
-  const unsigned queries = shared_address(memory), stages = queries + ROWS * LINE, weights = stages + 2 * STAGE;
+  const unsigned queries = shared_address(memory), stages = queries + ROWS * LINE, weights = stages + STAGES * STAGE;
 
 #pragma unroll
   for (int r = 0; r < ROWS; r += WARPS) {
@@ -140,9 +141,9 @@ __device__ inline void attend_wide(const T* q, const T* rotated, const T* pool, 
   const char* v_mine = reinterpret_cast<const char*>(pool + size_t(heads) * PAGE * D + size_t(h) * PAGE * DV);
   const int tiles = (item.hi - item.lo + TILE - 1) / TILE;
   int known = 0;  // a page for each lane, of BATCH tiles
-  auto stage = [&](int tile) {
+  auto stage = [&](int tile, int slot) {
     const int base = item.lo + tile * TILE;
-    const unsigned to = stages + (tile & 1) * STAGE;
+    const unsigned to = stages + slot * STAGE;
     if (tile % BATCH == 0) known = pages[item.pages + min(base + lane * GROUP, item.hi - 1) / PAGE];
 #pragma unroll
     for (int i = 0; i < TILE; i += GROUP) {
@@ -151,7 +152,6 @@ __device__ inline void attend_wide(const T* q, const T* rotated, const T* pool, 
       fetch_lines<D, GROUP, WARPS>(to + i * LINE, mine + page + within * D * 2, left);
       if (!LATENT) fetch_lines<DV, GROUP, WARPS>(to + TILE * LINE + i * V_LINE, v_mine + page + within * DV * 2, left);
     }
-    asm volatile("cp.async.commit_group;" ::: "memory");
   };
 
   // This warp's share of the scores, and its dimensions of the values.
@@ -174,12 +174,17 @@ __device__ inline void attend_wide(const T* q, const T* rotated, const T* pool, 
 #pragma unroll
       for (int e = 0; e < 4; ++e) o[f][n][e] = 0.0f;
 
-  if (tiles > 0) stage(0);
-  for (int tile = 0; tile < tiles; ++tile) {
-    asm volatile("cp.async.wait_group 0;" ::: "memory");
+#pragma unroll
+  for (int i = 0; i < STAGES - 1; ++i) {
+    if (i < tiles) stage(i, i);
+    asm volatile("cp.async.commit_group;" ::: "memory");
+  }
+  for (int tile = 0, slot = 0; tile < tiles; ++tile, slot = slot + 1 == STAGES ? 0 : slot + 1) {
+    asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2) : "memory");
     __syncthreads();
-    if (tile + 1 < tiles) stage(tile + 1);
-    const unsigned keys = stages + (tile & 1) * STAGE;
+    if (tile + STAGES - 1 < tiles) stage(tile + STAGES - 1, slot == 0 ? STAGES - 1 : slot - 1);
+    asm volatile("cp.async.commit_group;" ::: "memory");
+    const unsigned keys = stages + slot * STAGE;
     bool outrun = false;
     if (scores) {
       score_share<T, D, LATENT ? DV : 0, F, N, Share::CHAINS>(s, queries, keys, down * F * 16, across * N * 8, factor);
@@ -245,7 +250,7 @@ __device__ inline void attend_wide(const T* q, const T* rotated, const T* pool, 
         for (int half = 0; half < 2; ++half) {
           const int row = (down * F + f) * 16 + half * 8 + g;
           const float top = most[row];
-          unsigned char* to = memory + ROWS * LINE + 2 * STAGE + row * P_LINE + (across * N * 8 + 2 * t) * 2;
+          unsigned char* to = memory + ROWS * LINE + STAGES * STAGE + row * P_LINE + (across * N * 8 + 2 * t) * 2;
 #pragma unroll
           for (int n = 0; n < N; ++n) {
             const float x = power(s[f][n][2 * half] - top), y = power(s[f][n][2 * half + 1] - top);

@@ -37,9 +37,9 @@ _PREFILL_TILES = (64, 16)
 """Cached tokens that a block of the prefill kernel reads together, by the shared memory there is."""
 _RINGS = ((4, 5), (4, 4), (4, 3), (4, 2), (2, 2))
 """Warps of a block of the decode kernel and depths of a warp's ring of tiles, best first."""
-_WIDE_WAYS = ((32, 4), (16, 4)), ((64, 8), (32, 8), (16, 8))
-"""Cached tokens that a block of the wide kernel reads together and its warps: where two blocks share a multiprocessor,
-and where one has it."""
+_WIDE_WAYS = ((32, 4, 2), (16, 4, 2)), ((64, 8, 2), (32, 8, 2), (16, 8, 2))
+"""Cached tokens that a block of the wide kernel reads together, its warps, and tiles of its ring: where two blocks
+share a multiprocessor, and where one has it."""
 _FEW_WARPS = 4
 _STATIC, _FLAGS, _WIDE_STATIC = 1024, 272, 128
 """Bytes of a block's shared memory that the device or a kernel reserves, those that the decode kernel does, and those
@@ -57,7 +57,7 @@ _PREFILL_BODY = """
       const_cast<float*>(scales), const_cast<int*>(counters), HEADS);
 """
 _WIDE_BODY = """
-  treadle::attend_wide<T, D, DV, REP, PAGE, WINDOW, CAP, SINKS, LATENT, ROWS, TILE, WARPS>(
+  treadle::attend_wide<T, D, DV, REP, PAGE, WINDOW, CAP, SINKS, LATENT, ROWS, TILE, WARPS, STAGES>(
       q, ROTATED, pool, SINK_OF_HEAD, pages, items, __int_as_float(SCALE), out, const_cast<float*>(partial),
       const_cast<float*>(scales), const_cast<int*>(counters), HEADS);
 """
@@ -97,7 +97,8 @@ class Kernels(PoolKernels):
 
     With `sinks` each softmax has its head's sink in it; scores are capped at `softcap` (0: not). Heads with keys or
     values of more than 256 dimensions, and latent ones, go to the `wide` kernel; others do where it is asked for.
-    `wide_way` are the cached tokens that its blocks read together and their warps (None: by the memory there is).
+    `wide_way` are the cached tokens that its blocks read together, their warps, and tiles of their ring (None: by the
+    memory there is).
     """
 
     rep: int = 1
@@ -105,7 +106,7 @@ class Kernels(PoolKernels):
     sinks: bool = field(default=False, kw_only=True)
     softcap: float = field(default=0.0, kw_only=True)
     wide: bool = field(default=False, kw_only=True)
-    wide_way: tuple[int, int] | None = field(default=None, kw_only=True)
+    wide_way: tuple[int, int, int] | None = field(default=None, kw_only=True)
     _partial: dict[tuple[int, int], tuple[Any, Any]] = field(default_factory=dict, repr=False, kw_only=True)
     _wide_kernels: dict[int, CudaKernel] = field(default_factory=dict, repr=False, kw_only=True)
 
@@ -191,12 +192,10 @@ class Kernels(PoolKernels):
         already."""
         assert (sinks is not None) == self.sinks
         assert (rotated is not None) == self.latent
-        kernel, template, threads = self._launch(tiles.rows)
         if pool.scales is not None and tiles.rows == PREFILL_ROWS:  # many rows read the same pages again and again
             pool, written = self.dequantize(pool, pages, written, queries)
             pages = mx.arange(pages.shape[0], dtype=mx.int32)
-        if tiles.rows in DECODE_ROWS and not self.wide:
-            template = [("S", pool.data.dtype), *template]
+        kernel, template, threads = self._launch(tiles.rows, pool)
         kv_scales = counters if pool.scales is None else pool.scales
         inputs = [queries, pool.data, kv_scales, pages, tiles.items, counters, written, *self._partial_results(tiles)]
         if rotated is not None:
@@ -205,24 +204,25 @@ class Kernels(PoolKernels):
             inputs.append(sinks if sinks.dtype == self.dtype else sinks.astype(self.dtype))
         return kernel(
             inputs,
-            [
-                ("T", self.dtype),
-                ("D", self.dim),
-                ("DV", self.value_dim),
-                ("REP", self.rep),
-                ("PAGE", self.page),
-                ("WINDOW", window),
-                ("HEADS", self.heads),
-                ("ROWS", tiles.rows),
-                ("SINKS", self.sinks),
-                *self._scale(scale),
-                *template,
-            ],
+            [*self._attention, ("WINDOW", window), ("ROWS", tiles.rows), *self._scale(scale), *template],
             blocks=(tiles.blocks, self.heads),
             threads=threads,
             shapes=[(*queries.shape[:-1], self.value_dim)],
             dtypes=[self.dtype],
         )[0]
+
+    @cached_property
+    def _attention(self) -> list[tuple[str, Any]]:
+        """The arguments of all kernels."""
+        return [
+            ("T", self.dtype),
+            ("D", self.dim),
+            ("DV", self.value_dim),
+            ("REP", self.rep),
+            ("PAGE", self.page),
+            ("HEADS", self.heads),
+            ("SINKS", self.sinks),
+        ]
 
     def _scale(self, scale: float) -> list[tuple[str, int]]:
         if self.latent:
@@ -231,14 +231,15 @@ class Kernels(PoolKernels):
             return [("SCALE", bits_of(scale * _LOG2_E)), ("CAP", 0)]
         return [("SCALE", bits_of(scale / self.softcap)), ("CAP", bits_of(self.softcap * _LOG2_E))]
 
-    def _launch(self, rows: int) -> tuple[CudaKernel, list[tuple[str, Any]], int]:
+    def _launch(self, rows: int, pool: Pool) -> tuple[CudaKernel, list[tuple[str, Any]], int]:
         """The kernel for tiles of so many rows, its own arguments, and threads of a block."""
         if self.wide:
-            tile, warps = self._wide_way(rows)
-            return self._wide(rows), [("TILE", tile), ("WARPS", warps), ("LATENT", self.latent)], 32 * warps
+            tile, warps, stages = self._wide_way(rows)
+            own = [("TILE", tile), ("WARPS", warps), ("STAGES", stages), ("LATENT", self.latent)]
+            return self._wide(rows), own, 32 * warps
         if rows != PREFILL_ROWS:
             warps, stages = self._ring
-            return self._decode, [("STAGES", stages), ("WARPS", warps)], 32 * warps
+            return self._decode, [("S", pool.data.dtype), ("STAGES", stages), ("WARPS", warps)], 32 * warps
         return self._prefill, [("TILE", self._tile)], 128 if max(self._dims) <= 128 else 256
 
     def close(self) -> None:
@@ -295,34 +296,37 @@ class Kernels(PoolKernels):
         keys, values = _widths(self._dims)
         return (PREFILL_ROWS * keys + 2 * tile * (keys + values)) * int(self.dtype.size)
 
-    def _wide_memory(self, rows: int, tile: int, warps: int) -> int:
-        """Bytes of shared memory: queries, two tiles of keys and of values, weights, and a few numbers of each row."""
+    def _wide_memory(self, rows: int, tile: int, warps: int, stages: int) -> int:
+        """Bytes of shared memory: queries, tiles of keys and of values, weights, and a few numbers of each row."""
         size = int(self.dtype.size)
         keys, values = (-(-dim // 64) * 64 * size for dim in self._dims)
         each = max(1, rows // 16 * (tile // 8) // warps)  # of the score's pieces of 16 x 8
         across = tile // 8 // (each if each < 4 else each // 2)
-        of_tokens = 2 * tile * (keys + (0 if self.latent else values))
+        of_tokens = stages * tile * (keys + (0 if self.latent else values))
         return rows * keys + of_tokens + rows * (tile * 2 + 16) + rows * 4 * (across + 2)
 
-    def _wide_way(self, rows: int) -> tuple[int, int]:
-        """Cached tokens and warps of the wide kernel's blocks for tiles of so many rows, which must fit."""
-        if self.wide_way is not None and (rows < WIDE_ROWS[-1] or self.wide_way[1] > _FEW_WARPS):
-            return self.wide_way
+    def _wide_way(self, rows: int) -> tuple[int, int, int]:
+        """The way of the wide kernel's blocks for tiles of so many rows, which must fit."""
+        asked = self.wide_way
+        if asked is not None and self._fits(rows, asked, 2 if asked[1] == _FEW_WARPS else 1):
+            return asked
         return next(self._ways_that_fit(rows))
 
-    def _ways_that_fit(self, rows: int) -> Iterator[tuple[int, int]]:
+    def _ways_that_fit(self, rows: int) -> Iterator[tuple[int, int, int]]:
         for blocks, ways in zip((2, 1), _WIDE_WAYS, strict=True):
-            for way in ways:
-                needs = self._wide_memory(rows, *way) + _WIDE_STATIC
-                fits = blocks * (needs + _STATIC) <= self.chip.shared + _STATIC
-                if fits and (blocks == 1 or rows < WIDE_ROWS[-1]):  # four warps have no registers for more
-                    yield way
+            yield from (way for way in ways if self._fits(rows, way, blocks))
+
+    def _fits(self, rows: int, way: tuple[int, int, int], blocks: int) -> bool:
+        """Whether so many blocks fit on a multiprocessor."""
+        needs = blocks * (self._wide_memory(rows, *way) + _WIDE_STATIC + _STATIC)
+        registers = blocks == 1 or rows < WIDE_ROWS[-1]  # four warps have none for more
+        return registers and needs <= self.chip.shared + _STATIC
 
     @cached_property
     def _most_rows(self) -> int:
         """Rows of a tile of segments that do not decode: the most that read at least half as many cached tokens."""
-        ways = {rows: next(self._ways_that_fit(rows), (0, 0)) for rows in WIDE_ROWS}
-        return max(rows for rows, (tile, _) in ways.items() if 2 * tile >= min(rows, 32))
+        ways = {rows: next(self._ways_that_fit(rows), (0, 0, 0)) for rows in WIDE_ROWS}
+        return max(rows for rows, (tile, *_) in ways.items() if 2 * tile >= min(rows, 32))
 
     # Kernels -----------------------------------------------------------------------------------------------------
 
