@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
 import pytest
-from benchmarks.gpu import attention, linear, sampling
+from benchmarks.gpu import attention, attention_shapes, linear, sampling
 
 from tests.support.cuda import ReferenceKernel, ReferenceKernels
 from treadle.runner.sampling.sampling_kernel import SamplingKernel
@@ -35,6 +36,16 @@ def test_attention_that_is_right_is_found_so(capsys: pytest.CaptureFixture[str])
 def test_attention_that_is_off_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert not attention.check(2, OffKernels, longest=200)
     assert "WRONG" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["gpt-oss, windowed", "MLA, 20 heads", "192 and 128 (MiMo)"])
+def test_a_familys_attention_is_found_right_or_named(name: str) -> None:
+    kind = attention_shapes.KINDS[name]
+    kind = replace(kind, shape=replace(kind.shape, dtype=mx.float16))
+    way = next(iter(kind.ways))
+    rows = ([(1, 40), (1, 0)], [(30, 5)])
+    assert "WRONG" not in attention_shapes.check(kind, way, rows, Half)
+    assert attention_shapes.check(kind, way, rows, OffKernels).count("WRONG") == 2
 
 
 def test_products_that_are_right_are_found_so(capsys: pytest.CaptureFixture[str]) -> None:
