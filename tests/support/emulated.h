@@ -67,6 +67,7 @@ inline __half2 __hsub2(__half2 a, __half2 b) {
 struct alignas(8) float2 { float x, y; };
 struct alignas(16) float4 { float x, y, z, w; };
 struct alignas(8) uint2 { unsigned x, y; };
+struct alignas(16) int4 { int x, y, z, w; };
 struct alignas(16) uint4 { unsigned x, y, z, w; };
 inline float2 make_float2(float x, float y) { return {x, y}; }
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
@@ -224,6 +225,10 @@ namespace mlx::core::cu {
 struct Shape {
   int of[8];
   int operator[](int i) const { return of[i]; }
+};
+struct Strides {
+  long long of[8];
+  long long operator[](int i) const { return of[i]; }
 };
 }  // namespace mlx::core::cu
 

@@ -133,6 +133,9 @@ def text_of(
         if f"{name}_shape" in source and array.ndim:
             parameters.append(f"const Shape {name}_shape")
             arguments.append(f"shapes[{i}]")
+        if f"{name}_strides" in source and array.ndim:
+            parameters.append(f"const Strides {name}_strides")
+            arguments.append(f"mlx::core::cu::Strides{{{{{', '.join(map(str, _strides(array)))}}}}}")
     for i, (name, dtype) in enumerate(outputs.items(), len(inputs)):
         parameters.append(f"{_TYPES[dtype]}* {name}")
         arguments.append(f"({_TYPES[dtype]}*)emulated::mappings[{i}].first")
@@ -165,6 +168,19 @@ def _bytes(array: Any) -> Bytes:
     return np.ascontiguousarray(host(array)).reshape(-1).view(np.uint8)
 
 
+def _strides(array: Any) -> list[int]:
+    """Return the array's strides in elements."""
+    own = host(array)
+    return [stride // own.itemsize for stride in own.strides]
+
+
+def _spanned(array: Any) -> Bytes:
+    """Return the memory from the array's first element to its last, those between that belong to others included."""
+    own = host(array)
+    count = 1 + sum((size - 1) * stride for size, stride in zip(own.shape, _strides(array), strict=True))
+    return np.lib.stride_tricks.as_strided(own, (count,), (own.itemsize,)).view(np.uint8)
+
+
 class EmulatedKernel(CudaKernel):
     """Kernel of that source. With a `seed` blocks run in an order of its own, and so do warps and lanes wherever they
     may."""
@@ -180,6 +196,7 @@ class EmulatedKernel(CudaKernel):
         *,
         files: Sequence[str] = (),
         shared_memory: int = 0,
+        strided: bool = False,
     ) -> None:
         assert shared_memory <= DeviceProperties().shared
         self.name = name
@@ -188,6 +205,7 @@ class EmulatedKernel(CudaKernel):
         self._source = _short(source)
         self._header = _short(text(*files))
         self._shared_memory = shared_memory
+        self._strided = strided
 
     def __call__(
         self,
@@ -204,7 +222,7 @@ class EmulatedKernel(CudaKernel):
         run = _compiled(text_of(self._source, self._header, arrays, types, template))
         made = [np.empty(math.prod(shape) * dtype.size, np.uint8) for shape, dtype in zip(shapes, dtypes, strict=True)]
         uses = [self._use(*one) for one in arrays.items()] + [_MADE] * len(made)
-        self._run(run, [*map(_bytes, inputs), *made], uses, _shapes(inputs), (*blocks, threads))
+        self._run(run, [*map(_spanned if self._strided else _bytes, inputs), *made], uses, _shapes(inputs), (*blocks, threads))
         return [_array(*one) for one in zip(made, shapes, dtypes, strict=True)]
 
     def _use(self, name: str, array: Any) -> int:

@@ -22,7 +22,8 @@ class CudaKernel:
     """A kernel `name` from `inputs` to `outputs`, with `source` as its body and the `files` of `treadle.runner` before
     it.
 
-    MLX reads a custom kernel's whole text at every launch, 5 us of the host for 20 KB, so the files are included by
+    With `strided` the arrays come as they are, and the source finds their strides as `NAME_strides`; without, MLX copies
+    those that are not contiguous. MLX reads a custom kernel's whole text at every launch, 5 us of the host for 20 KB, so the files are included by
     name where the compiler can find them.
     """
 
@@ -35,6 +36,7 @@ class CudaKernel:
         *,
         files: Sequence[str] = (),
         shared_memory: int = 0,
+        strided: bool = False,
     ) -> None:
         version = sha256((source + text(*files)).encode()).hexdigest()[:8]  # MLX keeps what it compiled by its name
         self._kernel: Any = mx.fast.cuda_kernel(
@@ -44,6 +46,7 @@ class CudaKernel:
             source=_short(source),
             header=included(*files),
             shared_memory=shared_memory,
+            ensure_row_contiguous=not strided,
         )
 
     def __call__(

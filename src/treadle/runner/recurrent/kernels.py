@@ -1,0 +1,195 @@
+"""CUDA kernels for recurrent layers: one launch computes all segments of a step, and writes their states in place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from ..device.cuda import CudaKernel, bits_of
+from ..kv.backend import Unsupported
+from .step import RecurrentPass
+
+_FILES = ("device/numbers.cuh", "recurrent/recurrence.cuh", "recurrent/convolution.cuh")
+_SCAN = """
+  namespace r = treadle::recurrent;
+  const r::Gates<GATES> gates{STEPS, BETAS, LOGS, BIASES, SKIPS,
+      __int_as_float(LOW), __int_as_float(HIGH), __int_as_float(SCALE), BOUNDED};
+  r::scan<r::KIND, D, ROWS, HEADS, GROUPS, LANES, WARPS, BLOCK>(r::heads(q, q_strides), r::heads(k, k_strides),
+      r::heads(v, v_strides), gates, segments, const_cast<S*>(pool), out);
+"""
+_CONVOLVE = """
+  treadle::recurrent::convolve<WIDTH, BIAS>(x, weight, bias, segments, rows, const_cast<T*>(pool), out, x_shape[0],
+      CHANNELS);
+"""
+_MOST_SHARED = 48 * 1024
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """Division of a recurrence among threads: `lanes` of a warp share a row of the state, blocks have `warps` warps and
+    stage `block` tokens in shared memory."""
+
+    lanes: int
+    warps: int = 4
+    block: int = 8
+
+    @classmethod
+    def of(cls, dim: int, *, arrays: int = 2) -> Tiling:
+        """Return the tiling for rows of `dim` numbers, where a token's staged data are `arrays` times a row. Raises
+        Unsupported where there is none."""
+        if dim % 4:
+            raise Unsupported(f"recurrence kernels take states of a multiple of 4 numbers a row, not of {dim}")
+        lanes = next(lanes for lanes in (4, 2, 1) if dim % (4 * lanes) == 0)
+        while dim // lanes > 48 and dim % (8 * lanes) == 0 and lanes < 32:
+            lanes *= 2
+        # Values and gates of a token take less than two rows' worth of 128 numbers.
+        fitting = [block for block in (8, 4, 2) if 2 * block * 4 * (arrays * dim + 256) <= _MOST_SHARED]
+        if dim // lanes > 64 or not fitting:
+            raise Unsupported(f"recurrence kernels have no memory for states of {dim} numbers a row")
+        return cls(lanes, block=fitting[0])
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """Names of a recurrence in the kernel's text: its kind, and the expressions of `Gates` with their types."""
+
+    name: str
+    steps: str
+    betas: str
+    logs: str
+    biases: str
+    skips: str
+    inputs: tuple[str, ...]
+
+    def source(self) -> str:
+        body = _SCAN.replace("KIND", self.name)
+        of = {"STEPS": self.steps, "BETAS": self.betas, "LOGS": self.logs, "BIASES": self.biases, "SKIPS": self.skips}
+        for name, expression in of.items():
+            body = body.replace(name, expression)
+        return body.replace("GATES", "TA, TB, TL, TO, TK")
+
+
+_A, _B = "r::scalars(a, a_strides)", "r::scalars(b, b_strides)"
+_NO_VIEW, _NONE = "{}", "nullptr"
+_KINDS = {
+    "DELTA": _Kind("DELTA", _A, _B, "logs", "biases", _NONE, ("a", "b", "logs", "biases")),
+    "VECTOR": _Kind("VECTOR", "r::heads(a, a_strides)", _B, "logs", "biases", _NONE, ("a", "b", "logs", "biases")),
+    "SELECTIVE": _Kind("SELECTIVE", _A, _NO_VIEW, "logs", "biases", "skips", ("a", "logs", "biases", "skips")),
+    "CHANNEL": _Kind("CHANNEL", _A, _NO_VIEW, "logs", _NONE, _NONE, ("a", "logs")),
+    "CONSTANT": _Kind("CONSTANT", _NO_VIEW, _NO_VIEW, "logs", _NONE, _NONE, ("logs",)),
+}
+
+
+@dataclass
+class RecurrentKernels:
+    """The kernels, compiled at their first use; a compiler's refusal is a RuntimeError at the evaluation.
+
+    Arrays of tokens are (T, 1, ...), `pool` is (slots, ...), and is written in place: the output of the same call is
+    what later passes wait for, as all run on one stream. `tiling` takes the place of the kernels' own choice.
+    """
+
+    kernel: ClassVar[type[CudaKernel]] = CudaKernel
+
+    tiling: Tiling | None = None
+    _made: dict[str, CudaKernel] = field(default_factory=dict, repr=False, kw_only=True)
+
+    def convolve(self, x: Any, weight: Any, bias: Any | None, pool: Any, step: RecurrentPass) -> Any:
+        """Causal convolution (T, 1, C) of `x` of that shape by `weight` (C, width, 1) and `bias` (C,). `pool` (slots,
+        width - 1, C) has the inputs before each segment."""
+        channels, width = int(weight.shape[0]), int(weight.shape[1])
+        if "convolve" not in self._made:
+            names = ["x", "weight", "bias", "segments", "rows", "pool"]
+            self._made["convolve"] = self.kernel("convolve", names, ["out"], _CONVOLVE, files=_FILES)
+        return self._made["convolve"](
+            [x, weight, weight if bias is None else bias, step.table, step.rows, pool],
+            [("T", x.dtype), ("WIDTH", width), ("CHANNELS", channels), ("BIAS", bias is not None)],
+            blocks=(-(-x.size // 256), 1),
+            threads=256,
+            shapes=[x.shape],
+            dtypes=[x.dtype],
+        )[0]
+
+    def gated_delta(
+        self,
+        q: Any,
+        k: Any,
+        v: Any,
+        a: Any,
+        b: Any,
+        a_log: Any,
+        dt_bias: Any,
+        pool: Any,
+        step: RecurrentPass,
+        *,
+        lower_bound: float | None = None,
+        largest_beta: float = 1.0,
+    ) -> Any:
+        """Gated delta rule (T, 1, Hv, Dv) of `q` and `k` (T, 1, Hk, Dk) and `v` (T, 1, Hv, Dv), as mlx-lm's
+        `gated_delta_update`. `a` is (T, 1, Hv) with `a_log` and `dt_bias` (Hv,), or has a gate for each number of a key:
+        (T, 1, Hv, Dk) with `a_log` (Hv, 1) and `dt_bias` (Hv, Dk). `b` is (T, 1, Hv), `pool` (slots, Hv, Dv, Dk)."""
+        kind = "VECTOR" if a.ndim == 4 else "DELTA"
+        limits = (lower_bound or 0.0, largest_beta, 1.0)
+        return self._scan(kind, [q, k, v], [a, b, a_log, dt_bias], pool, step, limits, lower_bound is not None)
+
+    def selective(
+        self,
+        x: Any,
+        a_log: Any,
+        b: Any,
+        c: Any,
+        d: Any,
+        dt: Any,
+        dt_bias: Any,
+        pool: Any,
+        step: RecurrentPass,
+        *,
+        limits: tuple[float, float],
+    ) -> Any:
+        """State space model of Mamba 2 (T, 1, H, P) of `x` of that shape, as mlx-lm's `ssm_update`: `b` and `c` (T, 1,
+        G, N), `dt` (T, 1, H), `a_log`, `d` and `dt_bias` (H,), steps within `limits`, `pool` (slots, H, P, N)."""
+        return self._scan("SELECTIVE", [c, b, x], [dt, a_log, dt_bias, d], pool, step, (*limits, 1.0))
+
+    def channels(self, x: Any, dt: Any, a_log: Any, b: Any, c: Any, pool: Any, step: RecurrentPass) -> Any:
+        """State space model of Mamba 1 (T, 1, C) of `x` of that shape, without the direct path: steps `dt` (T, 1, C),
+        `a_log` (C, N), `b` and `c` (T, 1, N), `pool` (slots, C, N)."""
+        arrays = [c[:, :, None], b[:, :, None], x[:, :, None]]
+        return self._scan("CHANNEL", arrays, [dt, a_log], pool[:, None], step)[:, :, 0]
+
+    def lightning(self, q: Any, k: Any, v: Any, logs: Any, pool: Any, step: RecurrentPass, *, scale: float) -> Any:
+        """Lightning attention (T, 1, H, Dv) of `q` and `k` (T, 1, H, Dk) and `v` (T, 1, H, Dv) with decays exp(`logs`)
+        (H,), queries scaled. `pool` is (slots, H, Dv, Dk)."""
+        return self._scan("CONSTANT", [q, k, v], [logs], pool, step, (0.0, 1.0, scale))
+
+    def _scan(
+        self,
+        name: str,
+        arrays: Sequence[Any],
+        gates: Sequence[Any],
+        pool: Any,
+        step: RecurrentPass,
+        limits: tuple[float, float, float] = (0.0, 1.0, 1.0),
+        bounded: bool = False,
+    ) -> Any:
+        kind, (_, heads, rows, dim) = _KINDS[name], pool.shape
+        tiling = self.tiling or Tiling.of(dim, arrays=3 if name == "VECTOR" else 2)
+        if name not in self._made:
+            names = ["q", "k", "v", *kind.inputs, "segments", "pool"]
+            self._made[name] = self.kernel(name.lower(), names, ["out"], kind.source(), files=_FILES, strided=True)
+        of = dict(zip(kind.inputs, gates, strict=True))
+        dtype = arrays[0].dtype
+        types = {"TA": "a", "TB": "b", "TL": "logs", "TO": "biases", "TK": "skips"}
+        values = arrays[2]
+        return self._made[name](
+            [*arrays, *gates, step.table, pool],
+            [
+                *[(type_, of[input_].dtype if input_ in of else dtype) for type_, input_ in types.items()],
+                *[("S", pool.dtype), ("D", dim), ("ROWS", rows), ("HEADS", heads), ("GROUPS", int(arrays[0].shape[2]))],
+                *[("LANES", tiling.lanes), ("WARPS", tiling.warps), ("BLOCK", tiling.block), ("BOUNDED", bounded)],
+                *[(limit, bits_of(value)) for limit, value in zip(("LOW", "HIGH", "SCALE"), limits, strict=True)],
+            ],
+            blocks=(int(step.table.shape[0]) * -(-rows * tiling.lanes // (tiling.warps * 32)), heads),
+            threads=tiling.warps * 32,
+            shapes=[values.shape],
+            dtypes=[values.dtype],
+        )[0]

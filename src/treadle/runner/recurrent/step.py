@@ -1,0 +1,65 @@
+"""Segments of a step for recurrent layers: the slots that hold their states before and after it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import numpy.typing as npt
+
+FRESH = -1
+"""Source of a segment whose sequence begins with it. As a target: the state is not kept."""
+PADDING = -2
+"""Source of a segment of padding tokens: its outputs are zeros."""
+
+Numbers = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class SlotSegment:
+    """The `count` tokens of one sequence in a batch, from index `first` on. The state before them is in slot `source`,
+    and goes to slot `target` with them. No segment of a pass reads a slot that another one, or itself, writes."""
+
+    first: int
+    count: int
+    source: int = FRESH
+    target: int = FRESH
+
+
+@dataclass
+class RecurrentPass:
+    """A step's data that all recurrent layers share.
+
+    The batch's tokens belong to `segments`, which cover them in order. On the device `table` (segments, 4) int32 has
+    first, count, source and target of each, and `rows` (T,) int32 has each token's segment; both may have more lines:
+    those of a `count` of 0 do nothing. `count` is T.
+    """
+
+    segments: Sequence[SlotSegment] = ()
+    table: Any = None
+    rows: Any = None
+    count: int = 0
+    _empty: dict[tuple[int, Any], Any] = field(default_factory=dict, repr=False)
+
+    def begin(self, segments: Sequence[SlotSegment], table: Any, rows: Any) -> None:
+        """Take a step's segments, and their arrays on the device."""
+        self.segments, self.table, self.rows = segments, table, rows
+        if self.count != int(rows.shape[0]):
+            self._empty.clear()
+            self.count = int(rows.shape[0])
+
+    def empty(self, channels: int, dtype: Any) -> Any:
+        """An array (T, 0, channels): a convolution's state that adds nothing to the inputs that it is put before."""
+        key = channels, dtype
+        if key not in self._empty:
+            self._empty[key] = mx.zeros((self.count, 0, channels), dtype)
+        return self._empty[key]
+
+
+def tables(segments: Sequence[SlotSegment]) -> tuple[Numbers, Numbers]:
+    """Return `RecurrentPass.table` and `rows` of segments, for the copy to the device."""
+    table = np.array([(one.first, one.count, one.source, one.target) for one in segments], np.int32).reshape(-1, 4)
+    return table, np.repeat(np.arange(len(segments), dtype=np.int32), table[:, 1])
