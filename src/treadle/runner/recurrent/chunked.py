@@ -1,8 +1,11 @@
 """Recurrences over one sequence's tokens in parallel chunks, with MLX's operations on any device.
 
-In a chunk the tokens act on each other by a triangular matrix, and only the state passes from chunk to chunk. Every
-exponent is a sum of logarithms of decays over a span of tokens, hence never positive: nothing overflows, however strong
-the decays.
+In a chunk the tokens act on each other by a triangular matrix, and only the state passes from chunk to chunk. Exponents
+are sums of logarithms of decays over a span of tokens, hence never positive: nothing overflows, however strong the
+decays. Only where each number of a key decays by itself, factors of rows and of keys are taken from the middle of a
+chunk; there they are small enough because chunks are short, and decays below float32's precision are not told apart.
+
+Chunks are of sizes at which OpenBLAS computes each small product in one thread.
 
 Tokens come first: `q` and `k` (n, groups, Dk), `v` (n, H, Dv), `logs` (n, H), logarithms of decays, float32. A state is
 (H, Dv, Dk) float32. The results are outputs (n, H, Dv) float32 and the state behind the last token.
@@ -16,31 +19,36 @@ from typing import Any
 
 import mlx.core as mx
 
-_CHUNK = 32
-_VECTOR_CHUNK = 16
+_DELTA_CHUNK = 16
+_LINEAR_CHUNK = 32
+_VECTOR_CHUNK = 8
 _PIECE = 512
 """Tokens whose intermediate arrays are in memory together."""
-_CHANNEL_PIECE = 64
+_CHANNEL_PIECE = 16
+_LEAST_LOG = -104.0
+"""Logarithm of a decay that is zero in float32. Lower ones would take the places of others in sums."""
+_LEAST_VECTOR_LOG = -20.0
+"""Logarithm of a decay below float32's precision; e to its power times half a chunk is a float32."""
 _Result = tuple[Any, Any]
 
 
 def delta(q: Any, k: Any, v: Any, logs: Any, beta: Any, state: Any) -> _Result:
     """Gated delta rule in its WY form (Yang et al., "Gated Delta Networks", 2024). `beta` is (n, H). `logs` may be (n, H,
     Dk), with a decay for each number of a key."""
-    size = _CHUNK if logs.ndim == 2 else _VECTOR_CHUNK
+    size = _DELTA_CHUNK if logs.ndim == 2 else _VECTOR_CHUNK
     return _in_pieces(lambda *arrays: _delta(size, *arrays), (q, k, v, logs, beta), state)
 
 
 def linear(q: Any, k: Any, v: Any, logs: Any, state: Any) -> _Result:
     """State-space duality form (Dao and Gu, "Transformers are SSMs", 2024): the state decays, and each token adds the
     outer product of `v` and `k`."""
-    return _in_pieces(lambda *arrays: _linear(2 * _CHUNK, *arrays), (q, k, v, logs), state)
+    return _in_pieces(lambda *arrays: _linear(_LINEAR_CHUNK, *arrays), (q, k, v, logs), state)
 
 
 def channels(x: Any, dt: Any, rates: Any, b: Any, c: Any, state: Any) -> _Result:
     """State space model of Mamba 1 of `x` (n, C) with steps `dt` (n, C), decays exp(dt `rates`), `rates` (C, N), inputs
-    and outputs `b` and `c` (n, N), and a state (C, N). Blocks of tokens are computed side by side, each from zero, and
-    then given the state that comes before them."""
+    and outputs `b` and `c` (n, N), and a state (C, N). All but a product and a sum for each token is computed for many
+    tokens at once; forms with fewer steps compute more, and were not faster for thousands of channels."""
     made = []
     for begin in range(0, int(x.shape[0]), _CHANNEL_PIECE):
         part = slice(begin, begin + _CHANNEL_PIECE)
@@ -99,16 +107,18 @@ def _passed_on(
 
 def _decays(logs: Any, q: Any, k: Any) -> tuple[Any, Any, Any, Callable[[Any], Any]]:
     """The logarithms' sums up to each token, those of the chunk, the decays from the chunk's beginning to each token; and
-    a function: products of rows with `k`, each times the decays from the key's token to the row's, below the diagonal."""
-    sums = mx.cumsum(logs, axis=2)
-    lower = _lower(int(logs.shape[2]))
+    a function: products of rows with `k`, each times the decays from the key's token to the row's. They are right on the
+    diagonal and below."""
     if logs.shape[-1] == 1:
-        spans = mx.exp(mx.where(lower, sums - sums.swapaxes(-1, -2), -mx.inf))
+        sums = mx.cumsum(mx.maximum(logs, _LEAST_LOG), axis=2)
+        spans = mx.exp(mx.where(_lower(int(logs.shape[2])), sums - sums.swapaxes(-1, -2), -mx.inf))
         transposed = k.swapaxes(-1, -2)
         return sums, sums[:, :, -1:], mx.exp(sums), lambda rows: rows @ transposed * spans
-    spans = mx.exp(mx.where(lower[..., None], sums[:, :, :, None] - sums[:, :, None], -mx.inf))
-    spans = spans * k[:, :, None]
-    return sums, sums[:, :, -1:], mx.exp(sums), lambda rows: (spans @ rows[..., None]).squeeze(-1)
+    sums = mx.cumsum(mx.maximum(logs, _LEAST_VECTOR_LOG), axis=2)
+    middle = logs.shape[2] // 2
+    factors = sums - sums[:, :, middle : middle + 1]
+    transposed, factors = (k * mx.exp(-factors)).swapaxes(-1, -2), mx.exp(factors)
+    return sums, sums[:, :, -1:], mx.exp(sums), lambda rows: (rows * factors) @ transposed
 
 
 def _inverse(below: Any) -> Any:
@@ -147,20 +157,10 @@ def _repeated(array: Any, heads: int) -> Any:
 
 
 def _channels(x: Any, dt: Any, rates: Any, b: Any, c: Any, state: Any) -> _Result:
-    count = int(x.shape[0])
-    size = max(1, round(count**0.5))
-    more = -count % size
-    x, dt, b, c = (mx.pad(one.astype(mx.float32), [(0, more), (0, 0)]).reshape(-1, size, one.shape[1]) for one in (x, dt, b, c))
-    decays = mx.exp(dt[..., None] * rates)
-    updates = (dt * x)[..., None] * b[:, :, None]
-    local, product = [updates[:, 0]], [decays[:, 0]]
-    for i in range(1, size):
-        local.append(local[-1] * decays[:, i] + updates[:, i])
-        product.append(product[-1] * decays[:, i])
-    before = []
-    for i in range(int(x.shape[0])):
-        before.append(state)
-        state = state * product[-1][i] + local[-1][i]
-    states = mx.stack(local, axis=1) + mx.stack(product, axis=1) * mx.stack(before)[:, None]
-    y = (states @ c[..., None]).squeeze(-1)
-    return y.reshape(-1, y.shape[-1])[:count], state
+    x, dt, b, c = (one.astype(mx.float32) for one in (x, dt, b, c))
+    decays, updates = mx.exp(dt[..., None] * rates), (dt * x)[..., None] * b[:, None]
+    states = []
+    for decay, update in zip(decays, updates, strict=True):
+        state = state * decay + update
+        states.append(state)
+    return (mx.stack(states) @ c[..., None]).squeeze(-1), state
