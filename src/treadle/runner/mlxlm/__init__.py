@@ -26,11 +26,13 @@ from .fetched import FETCHED
 from .hooks import SelectingNorm, Selection, Window, keeping
 from .latent import identity
 from .library import MlxLm, connect
+from .recurrent import RecurrentState
 
 __all__ = [
     "FETCHED",
     "Caches",
     "MlxLm",
+    "RecurrentState",
     "SelectingNorm",
     "Selection",
     "Window",

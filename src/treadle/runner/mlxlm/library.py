@@ -21,6 +21,7 @@ from .compatibility import problems
 from .hooks import Selection, headless, routed, select
 from .latent import by_heads
 from .own_attention import route
+from .recurrent import RecurrentState, recurrent_states
 
 MODULES = ("mlx_lm.utils", "mlx_lm.models.cache", "mlx_lm.models.base")
 
@@ -97,6 +98,14 @@ class MlxLm:
             by_heads(layer)
         routes = [route(layer) for layer in layers]
         return through or any(routes)
+
+    def recurrent_states(self, model: Any) -> list[list[RecurrentState] | None]:
+        """The recurrent states of each of `model`'s caches, as `leaves` has them; None for a cache of another kind. Routes
+        the model's recurrent layers to states in slots; others are served as before. Raises NotImplementedError where a
+        layer keeps states that are not known."""
+        caches = self.new_caches(model)
+        model(mx.zeros((1, 1), mx.int32), cache=caches)  # is not evaluated: the shapes are there without
+        return recurrent_states(model, self.leaves(caches))
 
     def selection(self, model: Any) -> Selection | None:
         """The selection of tokens that the model's head sees; None where the module before the head is not known."""

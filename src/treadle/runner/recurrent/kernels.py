@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+import mlx.core as mx
+
 from ..device.cuda import CudaKernel, bits_of
 from ..kv.backend import Unsupported
 from .step import RecurrentPass
@@ -93,6 +95,12 @@ class RecurrentKernels:
 
     tiling: Tiling | None = None
     _made: dict[str, CudaKernel] = field(default_factory=dict, repr=False, kw_only=True)
+
+    def new_pool(self, slots: int, shape: Sequence[int], dtype: Any) -> Any:
+        """A pool of `slots` states of `shape`, which takes its memory at once."""
+        pool = mx.zeros((slots, *shape), dtype)
+        mx.eval(pool)
+        return pool
 
     def convolve(self, x: Any, weight: Any, bias: Any | None, pool: Any, step: RecurrentPass) -> Any:
         """Causal convolution (T, 1, C) of `x` of that shape by `weight` (C, width, 1) and `bias` (C,). `pool` (slots,

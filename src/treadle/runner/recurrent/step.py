@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any
 
 import mlx.core as mx
@@ -13,7 +14,7 @@ import numpy.typing as npt
 FRESH = -1
 """Source of a segment whose sequence begins with it. As a target: the state is not kept."""
 PADDING = -2
-"""Source of a segment of padding tokens: its outputs are zeros."""
+"""Source of a segment of padding tokens: its outputs are finite, and mean nothing."""
 
 Numbers = npt.NDArray[np.int32]
 
@@ -29,6 +30,19 @@ class SlotSegment:
     target: int = FRESH
 
 
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Consecutive segments that are computed together: one of several tokens, or all of one token each."""
+
+    first: int
+    count: int
+    segments: Sequence[SlotSegment]
+
+    @property
+    def singles(self) -> bool:
+        return self.count == len(self.segments)
+
+
 @dataclass
 class RecurrentPass:
     """A step's data that all recurrent layers share.
@@ -42,14 +56,23 @@ class RecurrentPass:
     table: Any = None
     rows: Any = None
     count: int = 0
+    _runs: list[Run] | None = field(default=None, repr=False)
     _empty: dict[tuple[int, Any], Any] = field(default_factory=dict, repr=False)
 
     def begin(self, segments: Sequence[SlotSegment], table: Any, rows: Any) -> None:
         """Take a step's segments, and their arrays on the device."""
-        self.segments, self.table, self.rows = segments, table, rows
+        self.segments, self.table, self.rows, self._runs = segments, table, rows, None
         if self.count != int(rows.shape[0]):
             self._empty.clear()
             self.count = int(rows.shape[0])
+
+    @property
+    def runs(self) -> list[Run]:
+        """The segments, in their order, as few runs."""
+        if self._runs is None:
+            own = [one for one in self.segments if one.count]
+            self._runs = [_run(list(group)) for _, group in groupby(own, lambda one: -1 if one.count == 1 else one.first)]
+        return self._runs
 
     def empty(self, channels: int, dtype: Any) -> Any:
         """An array (T, 0, channels): a convolution's state that adds nothing to the inputs that it is put before."""
@@ -57,6 +80,10 @@ class RecurrentPass:
         if key not in self._empty:
             self._empty[key] = mx.zeros((self.count, 0, channels), dtype)
         return self._empty[key]
+
+
+def _run(segments: list[SlotSegment]) -> Run:
+    return Run(segments[0].first, sum(one.count for one in segments), segments)
 
 
 def tables(segments: Sequence[SlotSegment]) -> tuple[Numbers, Numbers]:

@@ -1,0 +1,220 @@
+"""Hooks into mlx-lm's recurrent layers: states in slots, for tokens of many sequences side by side.
+
+A state in slots is an object in place of an array, with the methods `gated_delta`, `selective`, `channels` and
+`lightning` (`runner/recurrent/layer.py`), known here by their names. Every function below computes as mlx-lm's for
+arrays.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import mlx.core as mx
+import mlx.nn as nn
+
+
+class Convolution(Protocol):
+    """The convolution of a step's inputs (T, 1, C) from slots."""
+
+    def convolve(self, x: Any, weight: Any, bias: Any | None) -> Any: ...
+
+
+class RoutedConvolution(nn.Conv1d):  # type: ignore[misc]
+    """A layer's causal convolution of single channels: from the slots of `bind` where it gets inputs of one token, without
+    those before; as before with arrays of its own width and longer."""
+
+    def bind(self, slots: Convolution) -> None:
+        self._slots = slots
+
+    def __call__(self, x: Any) -> Any:
+        slots = getattr(self, "_slots", None)
+        if slots is None or x.shape[1] >= self.weight.shape[1]:
+            return super().__call__(x)
+        return slots.convolve(x, self.weight, self.get("bias"))
+
+
+@dataclass(frozen=True)
+class RecurrentState:
+    """One state of a recurrent layer, for one sequence; with its convolution where it is one's last inputs."""
+
+    shape: tuple[int, ...]
+    dtype: Any
+    convolution: RoutedConvolution | None = None
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * int(self.dtype.size)
+
+
+def recurrent_states(model: Any, leaves: Sequence[Any]) -> list[list[RecurrentState] | None]:
+    """For each of `leaves`, caches of `model` behind a pass (evaluated or not), the states in it; None where it is no
+    `ArraysCache`. Routes the model's convolutions and recurrences. Raises NotImplementedError where states are not those
+    of known ones."""
+    convolutions = _route_convolutions(model)
+    known, remaining = _route_recurrences(model), iter([*convolutions, None])
+    state, found = next(remaining), []
+    for leaf in leaves:
+        if not hasattr(leaf, "cache"):
+            found.append(None)
+            continue
+        own = []
+        for array in leaf.cache:
+            convolution = state if state is not None and _is_of(array, state) else None
+            if convolution is not None:
+                state = next(remaining)
+            elif not known or array is None or array.ndim not in (3, 4):
+                raise NotImplementedError("a recurrent layer's state goes through no function that is known")
+            own.append(RecurrentState(tuple(array.shape[1:]), array.dtype, convolution))
+        found.append(own)
+    if state is not None:
+        raise NotImplementedError("a layer's convolution has no state in the layer's cache")
+    return found
+
+
+def _is_of(array: Any, convolution: RoutedConvolution) -> bool:
+    """Whether a state is that of a convolution."""
+    channels, width, _ = convolution.weight.shape
+    return array is not None and tuple(array.shape[1:]) == (width - 1, channels)
+
+
+def _route_recurrences(model: Any) -> bool:
+    """Route the recurrences of `model`'s layers to states in slots. False where none is known."""
+    found = False
+    for module in {sys.modules[type(layer).__module__] for layer in model.modules()}:
+        for name, route in _FUNCTIONS.items():
+            function = getattr(module, name, None)
+            if function is None:
+                continue
+            found = True
+            if not hasattr(function, "routes"):
+                setattr(module, name, _marked(route(function)))
+    for layer in model.modules():
+        step = _CHANNEL_MIXERS.get((type(layer).__module__, type(layer).__name__))
+        if step is not None:
+            layer.__class__ = _with_step(type(layer), step)
+        found = found or hasattr(type(layer), "channel_mixer")
+    return found
+
+
+def _route_convolutions(model: Any) -> list[RoutedConvolution]:
+    """The causal convolutions of `model`'s layers, in the order of the layers and of their parts."""
+    return [one for layer in model.layers for part in layer.modules()[::-1] for one in _convolutions_of(part)]
+
+
+def _convolutions_of(parent: Any) -> Iterator[RoutedConvolution]:
+    for child in parent.children().values():
+        if type(child) is nn.Conv1d and child.weight.shape[2] == 1:
+            child.__class__ = RoutedConvolution
+        if isinstance(child, RoutedConvolution):
+            yield child
+
+
+def _marked(function: Callable[..., Any]) -> Callable[..., Any]:
+    function.routes = True  # type: ignore[attr-defined]
+    return function
+
+
+def _routed_delta(shared: Callable[..., Any]) -> Callable[..., Any]:
+    def gated_delta_update(
+        q: Any, k: Any, v: Any, a: Any, b: Any, A_log: Any, dt_bias: Any, state: Any = None, mask: Any = None, **more: Any
+    ) -> tuple[Any, Any]:
+        if not hasattr(state, "gated_delta"):
+            return shared(q, k, v, a, b, A_log, dt_bias, state, mask, **more)  # type: ignore[no-any-return]
+        _no_mask(mask)
+        largest = 2.0 if more.get("allow_neg_eigval") else 1.0
+        bound = more.get("lower_bound")
+        y = state.gated_delta(q, k, v, a, b, A_log, dt_bias, lower_bound=bound, largest_beta=largest)
+        return y, state
+
+    return gated_delta_update
+
+
+def _routed_selective(shared: Callable[..., Any]) -> Callable[..., Any]:
+    def ssm_update(
+        hidden_states: Any,
+        A_log: Any,
+        B: Any,
+        C: Any,
+        D: Any,
+        dt: Any,
+        dt_bias: Any,
+        state: Any = None,
+        time_step_limit: tuple[float, float] = (0.001, 100.0),
+        mask: Any = None,
+        lengths: Any = None,
+    ) -> tuple[Any, Any]:
+        if not hasattr(state, "selective"):
+            arrays = (hidden_states, A_log, B, C, D, dt, dt_bias, state, time_step_limit, mask, lengths)
+            return shared(*arrays)  # type: ignore[no-any-return]
+        _no_mask(mask)
+        limits = (float(time_step_limit[0]), float(time_step_limit[1]))
+        return state.selective(hidden_states, A_log, B, C, D, dt, dt_bias, limits), state
+
+    return ssm_update
+
+
+def _routed_lightning(shared: Callable[..., Any]) -> Callable[..., Any]:
+    def recurrent_gla(
+        q: Any, k: Any, v: Any, g: Any, scale: float, h: Any = None, **more: Any
+    ) -> tuple[Any, Any]:
+        if not hasattr(h, "lightning"):
+            return shared(q, k, v, g, scale=scale, h=h, **more)  # type: ignore[no-any-return]
+        _no_mask(more.get("mask"))
+        y = h.lightning(*(x.swapaxes(1, 2) for x in (q, k, v)), g, scale)
+        return y.swapaxes(1, 2), h
+
+    return recurrent_gla
+
+
+def _no_mask(mask: Any) -> None:
+    if mask is not None:
+        raise NotImplementedError("the model makes a mask of its own")
+
+
+def _mamba_step(self: Any, x: Any, A: Any, state: Any = None) -> tuple[Any, Any]:
+    """`MambaBlock.ssm_step` for `x` (T, C)."""
+    delta, b, c = _split(self, x)
+    if self.use_bcdt_rms:
+        delta, b, c = (mx.fast.rms_norm(one, weight=None, eps=self.args.mixer_rms_eps) for one in (delta, b, c))
+    arrays = [x, nn.softplus(self.dt_proj(delta)), b, c]
+    x, delta, b, c = (one[:, None] for one in arrays)
+    return (state.channels(x, delta, self.A_log, b, c) + self.D * x)[:, 0], state
+
+
+def _jamba_step(self: Any, x: Any, A: Any, state: Any = None) -> tuple[Any, Any]:
+    """`JambaMambaMixer.ssm_step` for `x` (T, 1, C)."""
+    delta, b, c = _split(self, x)
+    delta, b, c = self.dt_layernorm(delta), self.b_layernorm(b), self.c_layernorm(c)
+    delta = nn.softplus(self.dt_proj(delta))
+    return state.channels(x, delta, self.A_log, b, c) + self.D * x, state
+
+
+def _split(mixer: Any, x: Any) -> list[Any]:
+    rank = mixer.time_step_rank
+    return list(mx.split(mixer.x_proj(x), [rank, rank + mixer.ssm_state_size], axis=-1))
+
+
+def _with_step(mixer: type, step: Callable[..., Any]) -> type:
+    """The class of a mixer of Mamba 1 with a step for states in slots."""
+    own: Callable[..., Any] = mixer.ssm_step  # type: ignore[attr-defined]
+
+    def ssm_step(self: Any, x: Any, A: Any, state: Any = None) -> Any:
+        return step(self, x, A, state) if hasattr(state, "channels") else own(self, x, A, state)
+
+    members = {"ssm_step": ssm_step, "__module__": mixer.__module__, "channel_mixer": True}
+    return type(f"Routed{mixer.__name__}", (mixer,), members)
+
+
+_FUNCTIONS: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
+    "gated_delta_update": _routed_delta,
+    "ssm_update": _routed_selective,
+    "recurrent_gla": _routed_lightning,
+}
+_CHANNEL_MIXERS: dict[tuple[str, str], Callable[..., Any]] = {
+    ("mlx_lm.models.mamba", "MambaBlock"): _mamba_step,
+    ("mlx_lm.models.jamba", "JambaMambaMixer"): _jamba_step,
+}

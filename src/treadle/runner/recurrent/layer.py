@@ -1,0 +1,151 @@
+"""Layer caches of recurrent layers: what a model finds in place of mlx-lm's `ArraysCache`.
+
+The model's own code runs, on tokens (T, 1). Where it puts a convolution's state before the inputs it gets an array of no
+tokens; the convolution itself (`ConvolutionSlots.convolve`, by `mlxlm.recurrent`) reads the inputs before each
+token from the batch and from slots. Where it hands its state to mlx-lm's function for a recurrence it hands on a
+`StateSlots`, and the routed function calls it. What the model writes back is dropped, as slots are written already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from ..mlxlm import RecurrentState
+from .step import RecurrentPass
+
+
+class Recurrences(Protocol):
+    """`RecurrentKernels` and `RecurrentOperations`."""
+
+    def new_pool(self, slots: int, shape: Sequence[int], dtype: Any) -> Any: ...
+
+    def convolve(self, x: Any, weight: Any, bias: Any | None, pool: Any, step: RecurrentPass) -> Any: ...
+
+    def gated_delta(
+        self,
+        q: Any,
+        k: Any,
+        v: Any,
+        a: Any,
+        b: Any,
+        a_log: Any,
+        dt_bias: Any,
+        pool: Any,
+        step: RecurrentPass,
+        *,
+        lower_bound: float | None = None,
+        largest_beta: float = 1.0,
+    ) -> Any: ...
+
+    def selective(
+        self,
+        x: Any,
+        a_log: Any,
+        b: Any,
+        c: Any,
+        d: Any,
+        dt: Any,
+        dt_bias: Any,
+        pool: Any,
+        step: RecurrentPass,
+        *,
+        limits: tuple[float, float],
+    ) -> Any: ...
+
+    def channels(self, x: Any, dt: Any, a_log: Any, b: Any, c: Any, pool: Any, step: RecurrentPass) -> Any: ...
+
+    def lightning(self, q: Any, k: Any, v: Any, logs: Any, pool: Any, step: RecurrentPass, *, scale: float) -> Any: ...
+
+
+class ConvolutionSlots:
+    """Slots of a convolution's state: the last inputs (width - 1, C)."""
+
+    def __init__(self, state: RecurrentState, slots: int, recurrences: Recurrences, step: RecurrentPass) -> None:
+        self.pool = recurrences.new_pool(slots, state.shape, state.dtype)
+        self._state = state
+        self._recurrences = recurrences
+        self._step = step
+        assert state.convolution is not None, "a convolution's state"
+        state.convolution.bind(self)
+
+    @property
+    def seen(self) -> Any:
+        """The state as the model sees it: an array (T, 0, C)."""
+        return self._step.empty(self._state.shape[-1], self._state.dtype)
+
+    def convolve(self, x: Any, weight: Any, bias: Any | None) -> Any:
+        """Convolution (T, 1, C) of the step's inputs `x` of that shape."""
+        return self._recurrences.convolve(x, weight, bias, self.pool, self._step)
+
+
+class StateSlots:
+    """Slots of a recurrence's state. The arrays of its methods are those of mlx-lm's functions, for tokens (T, 1)."""
+
+    def __init__(self, state: RecurrentState, slots: int, recurrences: Recurrences, step: RecurrentPass) -> None:
+        self.pool = recurrences.new_pool(slots, state.shape, state.dtype)
+        self._recurrences = recurrences
+        self._step = step
+
+    @property
+    def seen(self) -> StateSlots:
+        """The state as the model sees it."""
+        return self
+
+    def gated_delta(
+        self,
+        q: Any,
+        k: Any,
+        v: Any,
+        a: Any,
+        b: Any,
+        a_log: Any,
+        dt_bias: Any,
+        *,
+        lower_bound: float | None = None,
+        largest_beta: float = 1.0,
+    ) -> Any:
+        """Gated delta rule (T, 1, Hv, Dv)."""
+        more = {"lower_bound": lower_bound, "largest_beta": largest_beta}
+        return self._recurrences.gated_delta(q, k, v, a, b, a_log, dt_bias, self.pool, self._step, **more)  # type: ignore[arg-type]
+
+    def selective(
+        self, x: Any, a_log: Any, b: Any, c: Any, d: Any, dt: Any, dt_bias: Any, limits: tuple[float, float]
+    ) -> Any:
+        """State space model of Mamba 2 (T, 1, H, P)."""
+        return self._recurrences.selective(x, a_log, b, c, d, dt, dt_bias, self.pool, self._step, limits=limits)
+
+    def channels(self, x: Any, dt: Any, a_log: Any, b: Any, c: Any) -> Any:
+        """State space model of Mamba 1 (T, 1, C), without the direct path."""
+        return self._recurrences.channels(x, dt, a_log, b, c, self.pool, self._step)
+
+    def lightning(self, q: Any, k: Any, v: Any, logs: Any, scale: float) -> Any:
+        """Lightning attention (T, 1, H, Dv)."""
+        return self._recurrences.lightning(q, k, v, logs, self.pool, self._step, scale=scale)
+
+
+class RecurrentLayer:
+    """A layer's cache, with the members of mlx-lm's `ArraysCache` that models use."""
+
+    lengths = None
+    left_padding = None
+
+    def __init__(
+        self, states: Sequence[RecurrentState], slots: int, recurrences: Recurrences, step: RecurrentPass
+    ) -> None:
+        self.entries = [
+            (StateSlots if state.convolution is None else ConvolutionSlots)(state, slots, recurrences, step)
+            for state in states
+        ]
+
+    def __getitem__(self, index: int) -> Any:
+        return self.entries[index].seen
+
+    def __setitem__(self, index: int, value: Any) -> None:
+        """Drop a state: the slots have it."""
+
+    def advance(self, count: int) -> None:
+        """Do nothing, as a step's tokens are in its segments."""
+
+    def make_mask(self, count: int) -> None:
+        """No mask: no token is padding."""

@@ -1,0 +1,163 @@
+"""Recurrent layers by MLX's operations: all rows of one token together, and prompts in chunks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from . import chunked
+from .slot_arrays import SlotArrays
+from .step import RecurrentPass, Run
+
+_Result = tuple[Any, Any]
+
+
+class RecurrentOperations:
+    """What `RecurrentKernels` computes, with the same arguments; pools are `SlotArrays`. States stay in float32."""
+
+    def new_pool(self, slots: int, shape: Sequence[int], dtype: Any) -> SlotArrays:
+        """A pool of `slots` states of `shape`."""
+        return SlotArrays(slots, shape, dtype)
+
+    def convolve(self, x: Any, weight: Any, bias: Any | None, pool: SlotArrays, step: RecurrentPass) -> Any:
+        """Causal convolution (T, 1, C) of `x` of that shape by `weight` (C, width, 1) and `bias` (C,)."""
+        kept = int(weight.shape[1]) - 1
+
+        def run(x: Any, state: Any) -> _Result:
+            both = mx.concatenate([state, x], axis=1)
+            return _depthwise(both, weight), both[:, both.shape[1] - kept :]
+
+        out = _each(step, pool, [x], run, run)
+        return out if bias is None else out + bias
+
+    def gated_delta(
+        self,
+        q: Any,
+        k: Any,
+        v: Any,
+        a: Any,
+        b: Any,
+        a_log: Any,
+        dt_bias: Any,
+        pool: SlotArrays,
+        step: RecurrentPass,
+        *,
+        lower_bound: float | None = None,
+        largest_beta: float = 1.0,
+    ) -> Any:
+        """Gated delta rule (T, 1, Hv, Dv)."""
+        rates, a = mx.exp(a_log.astype(mx.float32)), a.astype(mx.float32) + dt_bias
+        logs = -rates * nn.softplus(a) if lower_bound is None else lower_bound * mx.sigmoid(rates * a)
+        beta = mx.sigmoid(b.astype(mx.float32)) * largest_beta
+        return _each(step, pool, [q, k, v, logs, beta], _delta_step, _one(chunked.delta)).astype(v.dtype)
+
+    def selective(
+        self,
+        x: Any,
+        a_log: Any,
+        b: Any,
+        c: Any,
+        d: Any,
+        dt: Any,
+        dt_bias: Any,
+        pool: SlotArrays,
+        step: RecurrentPass,
+        *,
+        limits: tuple[float, float],
+    ) -> Any:
+        """State space model of Mamba 2 (T, 1, H, P)."""
+        steps = mx.clip(nn.softplus(dt.astype(mx.float32) + dt_bias), *limits)
+        logs, moved = -mx.exp(a_log.astype(mx.float32)) * steps, x * steps[..., None]
+        y = _each(step, pool, [c, b, moved, logs], _linear_step, _one(chunked.linear))
+        return (y + x * d[:, None]).astype(x.dtype)
+
+    def channels(self, x: Any, dt: Any, a_log: Any, b: Any, c: Any, pool: SlotArrays, step: RecurrentPass) -> Any:
+        """State space model of Mamba 1 (T, 1, C), without the direct path."""
+        rates = -mx.exp(a_log.astype(mx.float32))
+
+        def one(x: Any, dt: Any, b: Any, c: Any, state: Any) -> _Result:
+            state = state * mx.exp(dt[:, 0, :, None] * rates) + (dt * x)[:, 0, :, None] * b
+            return (state @ c.swapaxes(-1, -2)).swapaxes(-1, -2), state
+
+        def several(x: Any, dt: Any, b: Any, c: Any, state: Any) -> _Result:
+            y, state = chunked.channels(x[0], dt[0], rates, b[0], c[0], state[0])
+            return y[None], state[None]
+
+        return _each(step, pool, [x, dt, b, c], one, several).astype(x.dtype)
+
+    def lightning(self, q: Any, k: Any, v: Any, logs: Any, pool: SlotArrays, step: RecurrentPass, *, scale: float) -> Any:
+        """Lightning attention (T, 1, H, Dv)."""
+        logs = mx.broadcast_to(logs, v.shape[:3])
+        y = _each(step, pool, [q * scale, k, v, logs], _linear_step, _one(chunked.linear))
+        return y.astype(v.dtype)
+
+
+def _each(
+    step: RecurrentPass,
+    pool: SlotArrays,
+    arrays: Sequence[Any],
+    one: Callable[..., _Result],
+    several: Callable[..., _Result],
+) -> Any:
+    """Outputs (T, 1, ...) of a step. `one` gets rows of one token (n, 1, ...) with their states (n, ...), `several` a
+    segment (1, n, ...) with its state (1, ...); both return outputs of the same axes, and the states behind them."""
+    made = []
+    for run in step.runs:
+        states = pool.read([segment.source for segment in run.segments])
+        parts = [_part(array, run, step.count) for array in arrays]
+        y, states = (one if run.singles else several)(*parts, states)
+        pool.write([segment.target for segment in run.segments], states.astype(pool.dtype))
+        made.append(y if run.singles else y.swapaxes(0, 1))
+    return made[0] if len(made) == 1 else mx.concatenate(made)
+
+
+def _part(array: Any, run: Run, count: int) -> Any:
+    part = array if run.count == count else array[run.first : run.first + run.count]
+    return part if run.singles else part.swapaxes(0, 1)
+
+
+def _one(form: Callable[..., _Result]) -> Callable[..., _Result]:
+    """A chunked form for arrays and a state with an axis of one sequence before them."""
+
+    def several(*arrays: Any) -> _Result:
+        y, state = form(*(array[0] for array in arrays[:-1]), arrays[-1][0].astype(mx.float32))
+        return y[None], state[None]
+
+    return several
+
+
+def _delta_step(q: Any, k: Any, v: Any, logs: Any, beta: Any, state: Any) -> _Result:
+    q, k = (_columns(x, v) for x in (q, k))
+    state = state * mx.exp(logs[:, 0, :, None, None] if logs.ndim == 3 else logs[:, 0, :, None])
+    off = (v[:, 0] - (state @ k).squeeze(-1)) * beta[:, 0, :, None]
+    state = state + off[..., None] * k.swapaxes(-1, -2)
+    return (state @ q).squeeze(-1)[:, None], state
+
+
+def _linear_step(q: Any, k: Any, v: Any, logs: Any, state: Any) -> _Result:
+    q, k = (_columns(x, v) for x in (q, k))
+    state = state * mx.exp(logs[:, 0, :, None, None]) + v[:, 0, ..., None] * k.swapaxes(-1, -2)
+    return (state @ q).squeeze(-1)[:, None], state
+
+
+def _columns(array: Any, v: Any) -> Any:
+    """Keys or queries (n, 1, groups, Dk) of the heads of `v` (n, 1, H, Dv) as (n, H, Dk, 1), float32."""
+    array = array[:, 0].astype(mx.float32)
+    if array.shape[1] != v.shape[2]:
+        array = mx.repeat(array, v.shape[2] // array.shape[1], axis=1)
+    return array[..., None]
+
+
+def _depthwise(x: Any, weight: Any) -> Any:
+    """Convolution of each channel of `x` (n, length, C) by `weight` (C, width, 1), as sums of shifted products: MLX's own
+    computes each channel by itself on a CPU."""
+    width = int(weight.shape[1])
+    length = x.shape[1] - width + 1
+    taps = weight[:, :, 0].T
+    out = x[:, :length] * taps[0]
+    for i in range(1, width):
+        out = out + x[:, i : i + length] * taps[i]
+    return out
