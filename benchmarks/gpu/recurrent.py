@@ -26,12 +26,12 @@ import numpy as np
 sys.path[:0] = [str(Path(__file__).resolve().parents[2])]
 
 from benchmarks.gpu.timing import seconds  # noqa: E402
-from mlx_lm.models.gated_delta import gated_delta_ops  # noqa: E402
+from mlx_lm.models.gated_delta import gated_delta_ops, normalize_qk  # noqa: E402
 from mlx_lm.models.ssm import compute_dt, ssm_attn  # noqa: E402
 
 from treadle.runner.recurrent import chunked  # noqa: E402
 from treadle.runner.recurrent.kernels import RecurrentKernels, Tiling  # noqa: E402
-from treadle.runner.recurrent.step import FRESH, RecurrentPass, SlotSegment, tables  # noqa: E402
+from treadle.runner.recurrent.step import FRESH, Norm, RecurrentPass, SlotSegment, tables  # noqa: E402
 
 BANDWIDTH = 4.3e12
 LIMITS = (0.0, float("inf"))
@@ -89,7 +89,7 @@ class Layer:
         of = {"kda": (heads, 1), "mamba 1": (values, keys)}.get(shape.kind, (heads,))
         self.logs = random(*of, dtype=mx.float32, scale=0.5)
         self.bias = random(*gate, dtype=mx.float32, scale=0.5)
-        self.skip = random(heads)
+        self.skip, self.norm = random(heads), Norm(keys**-0.5, 1e-6)
         self.pools = [random(slots, *shape.state, dtype=mx.float32) for _ in range(pools)]
         if shape.kind == "mamba 1":
             self.a, self.v = mx.abs(self.a) * 0.1, self.v[:, :, 0]
@@ -101,7 +101,8 @@ class Layer:
         pool, own = self.pools[i % len(self.pools)], self.kernels
         match self.shape.kind:
             case "delta" | "kda":
-                return own.gated_delta(self.q, self.k, values, self.a, self.b, self.logs, self.bias, pool, step)
+                gates = (self.a, self.b, self.logs, self.bias)
+                return own.gated_delta(self.q, self.k, values, *gates, pool, step, norm=self.norm)
             case "mamba 2":
                 gates = (self.skip, self.a, self.bias)
                 return own.selective(values, self.logs, self.k, self.q, *gates, pool, step, limits=LIMITS)
@@ -119,6 +120,7 @@ class Layer:
             v, q, k, a, b = (x.astype(mx.float32) for x in (v, q, k, a, b))
         match self.shape.kind:
             case "delta" | "kda":
+                q, k = normalize_qk(q, k, inv_scale=self.norm.inverse_scale, eps=self.norm.epsilon)
                 decay = mx.exp(-mx.exp(self.logs) * mx.logaddexp(a + self.bias, 0))
                 return gated_delta_ops(q, k, v, decay, mx.sigmoid(b), state)
             case "mamba 2":
@@ -146,6 +148,7 @@ class Layer:
         q, k, v, a, b = (x[:, 0].astype(mx.float32) for x in (self.q, self.k, self.v, self.a, self.b))
         match self.shape.kind:
             case "delta" | "kda":
+                q, k = normalize_qk(q, k, inv_scale=self.norm.inverse_scale, eps=self.norm.epsilon)
                 logs = -mx.exp(self.logs) * mx.logaddexp(a + self.bias, 0)
                 return chunked.delta(q, k, v, logs, mx.sigmoid(b), state)
             case "mamba 2":
@@ -337,7 +340,7 @@ def convolution_times(batches: Iterable[int], prompt: int) -> None:
 def tilings_of(shape: Shape) -> list[Tiling]:
     """Other divisions than the kernels' own."""
     own = Tiling.of(shape.keys, arrays=3 if shape.kind == "kda" else 2)
-    some = [(own.lanes * 2, 4, 8), (own.lanes * 4, 4, 8), (own.lanes // 2, 4, 8)]
+    some: list[tuple[int, int, int]] = [(own.lanes * 2, 4, 8), (own.lanes * 4, 4, 8), (own.lanes // 2, 4, 8)]
     some += [(own.lanes, 2, 8), (own.lanes, 8, 8), (own.lanes, 1, 8), (own.lanes, 4, 4), (own.lanes, 4, 16)]
     some += [(own.lanes * 2, 8, 8), (own.lanes * 2, 2, 8)]
     fits = (Tiling(*one) for one in some if one[0] > 0 and shape.keys % (4 * one[0]) == 0)

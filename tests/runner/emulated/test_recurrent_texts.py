@@ -14,6 +14,7 @@ from tests.runner.recurrent.references import wide
 from tests.support.emulated import EmulatedKernel, shuffled
 from treadle.runner.kv.backend import Unsupported
 from treadle.runner.recurrent.kernels import RecurrentKernels, Tiling
+from treadle.runner.recurrent.step import Norm
 
 OWN = segments(1, 19, 1, 5, 8, fresh=(1, 2), padding=2)
 TOKENS = 36
@@ -51,6 +52,7 @@ def rows(array: Any, place: slice) -> Any:
         *[(1, 1, 8, 192, mx.float32, None, None), (2, 1, 20, 12, mx.float32, Tiling(1, 1, 16), None)],
     ],
 )
+@pytest.mark.parametrize("normalized", [False, True])
 @pytest.mark.parametrize("vector", [False, True])
 def test_the_gated_delta_rule(
     heads: int,
@@ -61,18 +63,25 @@ def test_the_gated_delta_rule(
     tiling: Tiling | None,
     bound: float | None,
     vector: bool,
+    normalized: bool,
 ) -> None:
     numbers = np.random.default_rng(heads + keys)
     q, k, v, b = parts(numbers, dtype, (groups, keys), (groups, keys), (heads, values), (heads,))
-    q, k = (mx.fast.rms_norm(x, None, 1e-6) * keys**-0.5 for x in (q, k))
+    norm = Norm(keys**-0.5, 1e-6) if normalized else None
+    if norm is None:
+        q, k = (mx.fast.rms_norm(x, None, 1e-6) * keys**-0.5 for x in (q, k))
     gate = (heads, keys) if vector else (heads,)
     (a,) = parts(numbers, dtype, gate)
     a_log, bias = random(numbers, heads, *([1] if vector else [])), random(numbers, *gate)
     pool = random(numbers, SLOTS, heads, values, keys)
     before = copied(pool)
     out = kernels(1, tiling).gated_delta(
-        q, k, v, a, b, a_log, bias, pool, begun(OWN, 2), lower_bound=bound, largest_beta=2.0
+        q, k, v, a, b, a_log, bias, pool, begun(OWN, 2), lower_bound=bound, largest_beta=2.0, norm=norm
     )
+    if norm is not None:
+        q, k = (x.astype(mx.float32) for x in (q, k))
+        q, k = (x * mx.rsqrt((x * x).sum(axis=-1, keepdims=True) + 1e-6) for x in (q, k))
+        q = q * keys**-0.5
     assert out.dtype == dtype and out.shape == v.shape
     logs, beta = references.delta_gates(wide(a), wide(b), wide(a_log), wide(bias), bound, 2.0)
     compare(

@@ -26,7 +26,7 @@ from .fetched import FETCHED
 from .hooks import SelectingNorm, Selection, Window, keeping
 from .latent import identity
 from .library import MlxLm, connect
-from .recurrent import RecurrentState
+from .recurrent import RecurrentState, defer_norms
 
 __all__ = [
     "FETCHED",
@@ -39,6 +39,7 @@ __all__ = [
     "begin_padded",
     "can_trim",
     "connect",
+    "defer_norms",
     "end_padded",
     "extend",
     "extract",

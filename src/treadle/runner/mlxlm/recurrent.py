@@ -11,6 +11,7 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Protocol
 
 import mlx.core as mx
@@ -118,16 +119,58 @@ def _marked(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
+@dataclass
+class _Deferral:
+    """Whether the layer that runs has its states in slots: from the read of a state up to its gated delta rule."""
+
+    active: bool = False
+
+
+@dataclass(frozen=True)
+class _Unnormalized:
+    """An array before `normalize_qk`, which `gated_delta_update` is to apply. `normalized` is the array behind it."""
+
+    array: Any
+    inverse_scale: float
+    epsilon: float
+    normalized: Callable[[], Any]
+
+
+_deferral = _Deferral()
+
+
+def defer_norms() -> None:
+    """Leave the normalization of the next keys and queries to their gated delta rule."""
+    _deferral.active = True
+
+
+def _routed_norm(shared: Callable[..., Any]) -> Callable[..., Any]:
+    def normalize_qk(q: Any, k: Any, *, inv_scale: float, eps: float) -> tuple[Any, Any]:
+        if not _deferral.active:
+            return shared(q, k, inv_scale=inv_scale, eps=eps)  # type: ignore[no-any-return]
+        both = cache(lambda: shared(q, k, inv_scale=inv_scale, eps=eps))
+        return (
+            _Unnormalized(q, inv_scale, eps, lambda: both()[0]),
+            _Unnormalized(k, inv_scale, eps, lambda: both()[1]),
+        )
+
+    return normalize_qk
+
+
 def _routed_delta(shared: Callable[..., Any]) -> Callable[..., Any]:
     def gated_delta_update(
         q: Any, k: Any, v: Any, a: Any, b: Any, A_log: Any, dt_bias: Any, state: Any = None, mask: Any = None, **more: Any
     ) -> tuple[Any, Any]:
+        _deferral.active, norm = False, None
         if not hasattr(state, "gated_delta"):
+            q, k = (x.normalized() if isinstance(x, _Unnormalized) else x for x in (q, k))
             return shared(q, k, v, a, b, A_log, dt_bias, state, mask, **more)  # type: ignore[no-any-return]
         _no_mask(mask)
+        if isinstance(q, _Unnormalized):
+            q, k, norm = q.array, k.array, (q.inverse_scale, q.epsilon)
         largest = 2.0 if more.get("allow_neg_eigval") else 1.0
         bound = more.get("lower_bound")
-        y = state.gated_delta(q, k, v, a, b, A_log, dt_bias, lower_bound=bound, largest_beta=largest)
+        y = state.gated_delta(q, k, v, a, b, A_log, dt_bias, lower_bound=bound, largest_beta=largest, norm=norm)
         return y, state
 
     return gated_delta_update
@@ -210,6 +253,7 @@ def _with_step(mixer: type, step: Callable[..., Any]) -> type:
 
 
 _FUNCTIONS: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
+    "normalize_qk": _routed_norm,
     "gated_delta_update": _routed_delta,
     "ssm_update": _routed_selective,
     "recurrent_gla": _routed_lightning,

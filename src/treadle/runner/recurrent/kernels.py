@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import mlx.core as mx
 
 from ..device.cuda import CudaKernel, bits_of
 from ..kv.backend import Unsupported
-from .step import RecurrentPass
+from .step import Norm, RecurrentPass
 
 _FILES = ("device/numbers.cuh", "recurrent/recurrence.cuh", "recurrent/convolution.cuh")
 _SCAN = """
   namespace r = treadle::recurrent;
   const r::Gates<GATES> gates{STEPS, BETAS, LOGS, BIASES, SKIPS,
-      __int_as_float(LOW), __int_as_float(HIGH), __int_as_float(SCALE), BOUNDED};
-  r::scan<r::KIND, D, ROWS, HEADS, GROUPS, LANES, WARPS, BLOCK>(r::heads(q, q_strides), r::heads(k, k_strides),
+      __int_as_float(LOW), __int_as_float(HIGH), BOUNDED,
+      __int_as_float(QUERY_SCALE), __int_as_float(KEY_SCALE), __int_as_float(EPSILON)};
+  r::scan<r::KIND, NORMALIZED, D, ROWS, HEADS, GROUPS, LANES, WARPS, BLOCK>(r::heads(q, q_strides), r::heads(k, k_strides),
       r::heads(v, v_strides), gates, segments, const_cast<S*>(pool), out);
 """
 _CONVOLVE = """
@@ -132,13 +133,15 @@ class RecurrentKernels:
         *,
         lower_bound: float | None = None,
         largest_beta: float = 1.0,
+        norm: Norm | None = None,
     ) -> Any:
         """Gated delta rule (T, 1, Hv, Dv) of `q` and `k` (T, 1, Hk, Dk) and `v` (T, 1, Hv, Dv), as mlx-lm's
         `gated_delta_update`. `a` is (T, 1, Hv) with `a_log` and `dt_bias` (Hv,), or has a gate for each number of a key:
-        (T, 1, Hv, Dk) with `a_log` (Hv, 1) and `dt_bias` (Hv, Dk). `b` is (T, 1, Hv), `pool` (slots, Hv, Dv, Dk)."""
+        (T, 1, Hv, Dk) with `a_log` (Hv, 1) and `dt_bias` (Hv, Dk). `b` is (T, 1, Hv), `pool` (slots, Hv, Dv, Dk). With
+        `norm`, `q` and `k` come before their normalization."""
         kind = "VECTOR" if a.ndim == 4 else "DELTA"
-        limits = (lower_bound or 0.0, largest_beta, 1.0)
-        return self._scan(kind, [q, k, v], [a, b, a_log, dt_bias], pool, step, limits, lower_bound is not None)
+        gates, limits = [a, b, a_log, dt_bias], (lower_bound or 0.0, largest_beta)
+        return self._scan(kind, [q, k, v], gates, pool, step, limits, bounded=lower_bound is not None, norm=norm)
 
     def selective(
         self,
@@ -156,7 +159,7 @@ class RecurrentKernels:
     ) -> Any:
         """State space model of Mamba 2 (T, 1, H, P) of `x` of that shape, as mlx-lm's `ssm_update`: `b` and `c` (T, 1,
         G, N), `dt` (T, 1, H), `a_log`, `d` and `dt_bias` (H,), steps within `limits`, `pool` (slots, H, P, N)."""
-        return self._scan("SELECTIVE", [c, b, x], [dt, a_log, dt_bias, d], pool, step, (*limits, 1.0))
+        return self._scan("SELECTIVE", [c, b, x], [dt, a_log, dt_bias, d], pool, step, limits)
 
     def channels(self, x: Any, dt: Any, a_log: Any, b: Any, c: Any, pool: Any, step: RecurrentPass) -> Any:
         """State space model of Mamba 1 (T, 1, C) of `x` of that shape, without the direct path: steps `dt` (T, 1, C),
@@ -167,7 +170,7 @@ class RecurrentKernels:
     def lightning(self, q: Any, k: Any, v: Any, logs: Any, pool: Any, step: RecurrentPass, *, scale: float) -> Any:
         """Lightning attention (T, 1, H, Dv) of `q` and `k` (T, 1, H, Dk) and `v` (T, 1, H, Dv) with decays exp(`logs`)
         (H,), queries scaled. `pool` is (slots, H, Dv, Dk)."""
-        return self._scan("CONSTANT", [q, k, v], [logs], pool, step, (0.0, 1.0, scale))
+        return self._scan("CONSTANT", [q, k, v], [logs], pool, step, scale=scale)
 
     def _scan(
         self,
@@ -176,25 +179,32 @@ class RecurrentKernels:
         gates: Sequence[Any],
         pool: Any,
         step: RecurrentPass,
-        limits: tuple[float, float, float] = (0.0, 1.0, 1.0),
+        limits: tuple[float, float] = (0.0, 1.0),
+        *,
         bounded: bool = False,
+        scale: float = 1.0,
+        norm: Norm | None = None,
     ) -> Any:
         kind, (_, heads, rows, dim) = _KINDS[name], pool.shape
+        dtype, values = arrays[0].dtype, arrays[2]
         tiling = self.tiling or Tiling.of(dim, arrays=3 if name == "VECTOR" else 2)
+        if step.table.shape[0] == values.shape[0]:  # tokens of as many segments: each has one
+            tiling = replace(tiling, block=1)
         if name not in self._made:
             names = ["q", "k", "v", *kind.inputs, "segments", "pool"]
             self._made[name] = self.kernel(name.lower(), names, ["out"], kind.source(), files=_FILES, strided=True)
         of = dict(zip(kind.inputs, gates, strict=True))
-        dtype = arrays[0].dtype
+        scales = (scale, 1.0, 0.0) if norm is None else norm.scales
+        numbers = dict(zip(("LOW", "HIGH", "QUERY_SCALE", "KEY_SCALE", "EPSILON"), (*limits, *scales), strict=True))
         types = {"TA": "a", "TB": "b", "TL": "logs", "TO": "biases", "TK": "skips"}
-        values = arrays[2]
         return self._made[name](
             [*arrays, *gates, step.table, pool],
             [
                 *[(type_, of[input_].dtype if input_ in of else dtype) for type_, input_ in types.items()],
                 *[("S", pool.dtype), ("D", dim), ("ROWS", rows), ("HEADS", heads), ("GROUPS", int(arrays[0].shape[2]))],
                 *[("LANES", tiling.lanes), ("WARPS", tiling.warps), ("BLOCK", tiling.block), ("BOUNDED", bounded)],
-                *[(limit, bits_of(value)) for limit, value in zip(("LOW", "HIGH", "SCALE"), limits, strict=True)],
+                *[(number, bits_of(value)) for number, value in numbers.items()],
+                ("NORMALIZED", norm is not None),
             ],
             blocks=(int(step.table.shape[0]) * -(-rows * tiling.lanes // (tiling.warps * 32)), heads),
             threads=tiling.warps * 32,

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from ..mlxlm import RecurrentState
-from .step import RecurrentPass
+from ..mlxlm import RecurrentState, defer_norms
+from .step import Norm, RecurrentPass
 
 
 class Recurrences(Protocol):
@@ -36,6 +36,7 @@ class Recurrences(Protocol):
         *,
         lower_bound: float | None = None,
         largest_beta: float = 1.0,
+        norm: Norm | None = None,
     ) -> Any: ...
 
     def selective(
@@ -104,10 +105,15 @@ class StateSlots:
         *,
         lower_bound: float | None = None,
         largest_beta: float = 1.0,
+        norm: tuple[float, float] | None = None,
     ) -> Any:
-        """Gated delta rule (T, 1, Hv, Dv)."""
-        more = {"lower_bound": lower_bound, "largest_beta": largest_beta}
-        return self._recurrences.gated_delta(q, k, v, a, b, a_log, dt_bias, self.pool, self._step, **more)  # type: ignore[arg-type]
+        """Gated delta rule (T, 1, Hv, Dv); `norm` has the inverse scale and the epsilon of `Norm`."""
+        return self._recurrences.gated_delta(
+            *(q, k, v, a, b, a_log, dt_bias, self.pool, self._step),
+            lower_bound=lower_bound,
+            largest_beta=largest_beta,
+            norm=None if norm is None else Norm(*norm),
+        )
 
     def selective(
         self, x: Any, a_log: Any, b: Any, c: Any, d: Any, dt: Any, dt_bias: Any, limits: tuple[float, float]
@@ -139,6 +145,7 @@ class RecurrentLayer:
         ]
 
     def __getitem__(self, index: int) -> Any:
+        defer_norms()
         return self.entries[index].seen
 
     def __setitem__(self, index: int, value: Any) -> None:

@@ -10,7 +10,7 @@ import mlx.nn as nn
 
 from . import chunked
 from .slot_arrays import SlotArrays
-from .step import RecurrentPass, Run
+from .step import Norm, RecurrentPass, Run
 
 _Result = tuple[Any, Any]
 
@@ -47,8 +47,13 @@ class RecurrentOperations:
         *,
         lower_bound: float | None = None,
         largest_beta: float = 1.0,
+        norm: Norm | None = None,
     ) -> Any:
         """Gated delta rule (T, 1, Hv, Dv)."""
+        if norm is not None:
+            query_scale, key_scale, epsilon = norm.scales
+            q, k = (mx.fast.rms_norm(x.astype(mx.float32), None, epsilon) for x in (q, k))
+            q, k = q * query_scale, k * key_scale
         rates, a = mx.exp(a_log.astype(mx.float32)), a.astype(mx.float32) + dt_bias
         logs = -rates * nn.softplus(a) if lower_bound is None else lower_bound * mx.sigmoid(rates * a)
         beta = mx.sigmoid(b.astype(mx.float32)) * largest_beta

@@ -5,6 +5,8 @@
 //                                      u = v * step                    in a state space model (SELECTIVE, CHANNEL),
 //                                      u = v                           in lightning attention (CONSTANT).
 //
+// With NORMALIZED, queries and keys are first divided by their root mean squares; the factors are applied to sums.
+//
 // A row belongs to LANES lanes of a warp, which keep it in registers for all tokens of a segment. A block stages BLOCK
 // tokens in shared memory while it computes those before them.
 
@@ -51,8 +53,9 @@ struct Gates {
   const L* logs;
   const O* biases;
   const K* skips;
-  float low, high, scale;  // limits of a step; the largest beta; the scale of a query
+  float low, high;         // limits of a step; the largest beta
   bool bounded;            // the decay is exp(low * sigmoid(..))
+  float query_scale, key_scale, epsilon;
 };
 
 template <typename G>
@@ -61,7 +64,7 @@ __device__ inline float delta_decay(const G& gates, float step, int log, int bia
   return gates.bounded ? expf(gates.low * sigmoid(rate * x)) : expf(-rate * softplus(x));
 }
 
-template <Kind KIND, int D, int ROWS, int HEADS, int GROUPS, int LANES, int WARPS, int BLOCK, typename Q, typename V,
+template <Kind KIND, bool NORMALIZED, int D, int ROWS, int HEADS, int GROUPS, int LANES, int WARPS, int BLOCK, typename Q, typename V,
           typename G, typename S, typename T>
 __device__ inline void scan(const View<Q>& queries, const View<Q>& keys, const View<V>& values, const G& gates,
                             const int* segments, S* states, T* out) {
@@ -77,6 +80,8 @@ __device__ inline void scan(const View<Q>& queries, const View<Q>& keys, const V
   __shared__ float value[2][BLOCK][OWN];
   __shared__ float gain[2][BLOCK][CHANNELS ? OWN : 1];
   __shared__ float decay[2][BLOCK];
+  __shared__ float query_factor[2][BLOCK];
+  __shared__ float key_factor[2][BLOCK];
 
   const int tile = blockIdx.x % TILES, head = blockIdx.y, thread = threadIdx.x;
   const int4 segment = reinterpret_cast<const int4*>(segments)[blockIdx.x / TILES];
@@ -141,7 +146,7 @@ __device__ inline void scan(const View<Q>& queries, const View<Q>& keys, const V
       const int at = i * THREADS + thread, d = at % D;
       if (at / D >= some) continue;
       own_keys[at] = real(held_keys[i]);
-      own_queries[at] = real(held_queries[i]) * gates.scale;
+      own_queries[at] = real(held_queries[i]);
       if constexpr (VECTORS)
         reinterpret_cast<float*>(decays[buffer])[at] = delta_decay(gates, held_steps[i], head, head * D + d);
     }
@@ -166,15 +171,41 @@ __device__ inline void scan(const View<Q>& queries, const View<Q>& keys, const V
     }
   };
 
+  const auto normalize = [&](int buffer, int some) {
+    for (int t = thread / 32; t < some; t += WARPS) {
+      float squares[2] = {};
+      for (int d = thread % 32; d < D; d += 32) {
+        const float q = reinterpret_cast<const float*>(query[buffer][t])[d];
+        const float k = reinterpret_cast<const float*>(key[buffer][t])[d];
+        squares[0] += q * q;
+        squares[1] += k * k;
+      }
+      for (int i = 16; i; i /= 2) {
+        squares[0] += __shfl_xor_sync(~0u, squares[0], i);
+        squares[1] += __shfl_xor_sync(~0u, squares[1], i);
+      }
+      if (thread % 32 == 0) {
+        query_factor[buffer][t] = gates.query_scale * rsqrtf(squares[0] / D + gates.epsilon);
+        key_factor[buffer][t] = gates.key_scale * rsqrtf(squares[1] / D + gates.epsilon);
+      }
+    }
+  };
+
   load(0);
   for (int begin = 0, buffer = 0; begin < count; begin += BLOCK, buffer ^= 1) {
     const int some = min(BLOCK, count - begin);
     store(buffer, some);
     __syncthreads();
     if (begin + BLOCK < count) load(begin + BLOCK);
+    if constexpr (NORMALIZED) {
+      normalize(buffer, some);
+      __syncthreads();
+    }
     for (int t = 0; t < some; ++t) {
       const float v = inside ? value[buffer][t][local] : 0.0f;
       const float beta = inside ? gain[buffer][t][CHANNELS ? local : 0] : 0.0f;
+      const float of_query = NORMALIZED ? query_factor[buffer][t] : gates.query_scale;
+      const float of_key = NORMALIZED ? key_factor[buffer][t] : 1.0f;
       float k[EACH], sum = 0.0f;
 #pragma unroll
       for (int c = 0; c < PARTS; ++c) {
@@ -197,8 +228,9 @@ __device__ inline void scan(const View<Q>& queries, const View<Q>& keys, const V
         sum = (sums[0] + sums[1]) + (sums[2] + sums[3]);
 #pragma unroll
         for (int i = 1; i < LANES; i *= 2) sum += __shfl_xor_sync(~0u, sum, i);
-        update = (v - sum) * beta;
+        update = (v - sum * of_key) * beta;
       }
+      update *= of_key;
       float sums[4] = {};
 #pragma unroll
       for (int c = 0; c < PARTS; ++c) {
@@ -213,7 +245,7 @@ __device__ inline void scan(const View<Q>& queries, const View<Q>& keys, const V
       float y = (sums[0] + sums[1]) + (sums[2] + sums[3]);
 #pragma unroll
       for (int i = 1; i < LANES; i *= 2) y += __shfl_xor_sync(~0u, y, i);
-      if (part == 0 && inside) put(out + (size_t(first + begin + t) * HEADS + head) * ROWS + row, y + skip * v);
+      if (part == 0 && inside) put(out + (size_t(first + begin + t) * HEADS + head) * ROWS + row, y * of_query + skip * v);
     }
   }
   if (!inside || target < 0) return;

@@ -30,6 +30,20 @@ class SlotSegment:
     target: int = FRESH
 
 
+@dataclass(frozen=True)
+class Norm:
+    """Normalization of queries and keys before a gated delta rule, as mlx-lm's `normalize_qk`: each is divided by its
+    length, and queries are scaled by `inverse_scale`, the key's dimension to the power of -1/2."""
+
+    inverse_scale: float
+    epsilon: float
+
+    @property
+    def scales(self) -> tuple[float, float, float]:
+        """Factors of queries and keys behind a division by their root mean squares, and what is added to the squares."""
+        return self.inverse_scale**2, self.inverse_scale, self.epsilon * self.inverse_scale**2
+
+
 @dataclass(frozen=True, slots=True)
 class Run:
     """Consecutive segments that are computed together: one of several tokens, or all of one token each."""
