@@ -189,7 +189,9 @@ def check(shape: Shape, counts: tuple[int, ...], tiling: Tiling | None = None) -
         at = slice(one.first, one.first + one.count)
         y, state = layer.reference(at, state)
         worst = max(worst, error(out[at].reshape(y.shape), y), error(mx.array(after[one.target])[None], state))
-    print(f"{shape.kind} {counts}: largest relative error {worst:.4f}{'' if worst < TOLERANCE else '  WRONG'}", flush=True)
+    print(
+        f"{shape.kind} {counts}: largest relative error {worst:.4f}{'' if worst < TOLERANCE else '  WRONG'}", flush=True
+    )
     return worst < TOLERANCE
 
 
@@ -210,7 +212,9 @@ def check_convolution(counts: tuple[int, ...]) -> bool:
         y = mx.conv1d(both[None], weight.astype(mx.float32), groups=channels)[0]
         worst = max(worst, error(out[one.first : one.first + one.count, 0], y))
         worst = max(worst, error(after[one.target], both[one.count :]))
-    print(f"convolution {counts}: largest relative error {worst:.4f}{'' if worst < TOLERANCE else '  WRONG'}", flush=True)
+    print(
+        f"convolution {counts}: largest relative error {worst:.4f}{'' if worst < TOLERANCE else '  WRONG'}", flush=True
+    )
     return worst < TOLERANCE
 
 
@@ -302,7 +306,9 @@ def prompt_times(shape: Shape, prompts: list[list[int]], tilings: list[Tiling], 
             ways[_name(tiling)] = attempt(str(tiling), partial(kernel_s, shape, counts, 4, tiling))
         if len(counts) == 1:
             layer = Layer(shape, tokens, 1)
-            ways["chunked operations"] = attempt("chunked", partial(once, lambda own=layer: own.chunked(own.pools[0][0])))
+            ways["chunked operations"] = attempt(
+                "chunked", partial(once, lambda own=layer: own.chunked(own.pools[0][0]))
+            )
             part = slice(0, loop)
             t = attempt("mlx", partial(once, lambda own=layer: own.reference(part, own.pools[0], wide=False)))
             ways[f"mlx (by {loop} tokens)"] = None if t is None else t * tokens / loop

@@ -222,7 +222,9 @@ class EmulatedKernel(CudaKernel):
         run = _compiled(text_of(self._source, self._header, arrays, types, template))
         made = [np.empty(math.prod(shape) * dtype.size, np.uint8) for shape, dtype in zip(shapes, dtypes, strict=True)]
         uses = [self._use(*one) for one in arrays.items()] + [_MADE] * len(made)
-        self._run(run, [*map(_spanned if self._strided else _bytes, inputs), *made], uses, _shapes(inputs), (*blocks, threads))
+        self._run(
+            run, [*map(_spanned if self._strided else _bytes, inputs), *made], uses, _shapes(inputs), (*blocks, threads)
+        )
         return [_array(*one) for one in zip(made, shapes, dtypes, strict=True)]
 
     def _use(self, name: str, array: Any) -> int:

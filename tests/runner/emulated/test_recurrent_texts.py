@@ -133,9 +133,7 @@ def test_mamba_1(channels: int, size: int, dtype: Any, kept: Any) -> None:
         before,
         pool,
         out,
-        lambda at, state: references.channels(
-            rows(x, at), rows(dt, at), wide(a_log), rows(b, at), rows(c, at), state
-        ),
+        lambda at, state: references.channels(rows(x, at), rows(dt, at), wide(a_log), rows(b, at), rows(c, at), state),
         TOLERANCE[dtype],
     )
 

@@ -52,7 +52,12 @@ RECURRENT: dict[str, dict[str, Any]] = {
     "granitemoehybrid": {
         **COMMON,
         **{"layer_types": ["mamba", "attention", "mamba"], "num_hidden_layers": 3, "attention_bias": False},
-        **{"embedding_multiplier": 1.0, "attention_multiplier": 0.25, "logits_scaling": 1.0, "residual_multiplier": 1.0},
+        **{
+            "embedding_multiplier": 1.0,
+            "attention_multiplier": 0.25,
+            "logits_scaling": 1.0,
+            "residual_multiplier": 1.0,
+        },
         **{"num_local_experts": 4, "num_experts_per_tok": 2, "shared_intermediate_size": 32},
         **{"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_proj_bias": False, "mamba_d_state": 16},
         **{"mamba_d_conv": 4, "mamba_n_groups": 2, "mamba_conv_bias": True},

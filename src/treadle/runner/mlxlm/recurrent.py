@@ -159,7 +159,16 @@ def _routed_norm(shared: Callable[..., Any]) -> Callable[..., Any]:
 
 def _routed_delta(shared: Callable[..., Any]) -> Callable[..., Any]:
     def gated_delta_update(
-        q: Any, k: Any, v: Any, a: Any, b: Any, A_log: Any, dt_bias: Any, state: Any = None, mask: Any = None, **more: Any
+        q: Any,
+        k: Any,
+        v: Any,
+        a: Any,
+        b: Any,
+        A_log: Any,
+        dt_bias: Any,
+        state: Any = None,
+        mask: Any = None,
+        **more: Any,
     ) -> tuple[Any, Any]:
         _deferral.active, norm = False, None
         if not hasattr(state, "gated_delta"):
@@ -201,9 +210,7 @@ def _routed_selective(shared: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _routed_lightning(shared: Callable[..., Any]) -> Callable[..., Any]:
-    def recurrent_gla(
-        q: Any, k: Any, v: Any, g: Any, scale: float, h: Any = None, **more: Any
-    ) -> tuple[Any, Any]:
+    def recurrent_gla(q: Any, k: Any, v: Any, g: Any, scale: float, h: Any = None, **more: Any) -> tuple[Any, Any]:
         if not hasattr(h, "lightning"):
             return shared(q, k, v, g, scale=scale, h=h, **more)  # type: ignore[no-any-return]
         _no_mask(more.get("mask"))

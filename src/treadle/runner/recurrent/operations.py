@@ -93,7 +93,9 @@ class RecurrentOperations:
 
         return _each(step, pool, [x, dt, b, c], one, several).astype(x.dtype)
 
-    def lightning(self, q: Any, k: Any, v: Any, logs: Any, pool: SlotArrays, step: RecurrentPass, *, scale: float) -> Any:
+    def lightning(
+        self, q: Any, k: Any, v: Any, logs: Any, pool: SlotArrays, step: RecurrentPass, *, scale: float
+    ) -> Any:
         """Lightning attention (T, 1, H, Dv)."""
         logs = mx.broadcast_to(logs, v.shape[:3])
         y = _each(step, pool, [q * scale, k, v, logs], _linear_step, _one(chunked.linear))

@@ -85,7 +85,9 @@ class RecurrentPass:
         """The segments, in their order, as few runs."""
         if self._runs is None:
             own = [one for one in self.segments if one.count]
-            self._runs = [_run(list(group)) for _, group in groupby(own, lambda one: -1 if one.count == 1 else one.first)]
+            self._runs = [
+                _run(list(group)) for _, group in groupby(own, lambda one: -1 if one.count == 1 else one.first)
+            ]
         return self._runs
 
     def empty(self, channels: int, dtype: Any) -> Any:
