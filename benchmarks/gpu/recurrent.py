@@ -2,11 +2,11 @@
 
     python benchmarks/gpu/recurrent.py [--small] [--tilings] [--no-times]
 
-First each kernel against mlx-lm's operations in float32, for prompts, chunks and decoding rows in one batch. Then times:
-decode steps of several batch sizes, and prompts of 2,048 tokens. Each launch reads what the one before it wrote, so that
-a graph of many has no parallel ones, and states in turn come from several pools so that no cache holds them. The floor
-is the state, read and written, with inputs and outputs once, at 4.3 TB/s. `--tilings` times other divisions among
-threads. MLX's operations and the chunked form are timed in fewer tries, as a prompt of them takes long.
+First each kernel against mlx-lm's operations in float32, for prompts, chunks and decoding rows in one batch. Then
+times: decode steps of several batch sizes, and prompts of 2,048 tokens. Each launch reads what the one before it wrote,
+so that a graph of many has no parallel ones, and states in turn come from several pools so that no cache holds them.
+The floor is the state, read and written, with inputs and outputs once, at 4.3 TB/s. `--tilings` times other divisions
+among threads. MLX's operations and the chunked form are timed in fewer tries, as a prompt of them takes long.
 """
 
 from __future__ import annotations
@@ -101,18 +101,18 @@ class Layer:
         pool, own = self.pools[i % len(self.pools)], self.kernels
         match self.shape.kind:
             case "delta" | "kda":
-                gates = (self.a, self.b, self.logs, self.bias)
-                return own.gated_delta(self.q, self.k, values, *gates, pool, step, norm=self.norm)
+                arrays = [self.q, self.k, values, self.a, self.b, self.logs, self.bias]
+                return own.gated_delta(*[*arrays, pool, step], norm=self.norm)
             case "mamba 2":
-                gates = (self.skip, self.a, self.bias)
-                return own.selective(values, self.logs, self.k, self.q, *gates, pool, step, limits=LIMITS)
+                arrays = [values, self.logs, self.k, self.q, self.skip, self.a, self.bias]
+                return own.selective(*[*arrays, pool, step], limits=LIMITS)
             case "mamba 1":
                 return own.channels(values, self.a, self.logs, self.k, self.q, pool, step)
         return own.lightning(self.q, self.k, values, -mx.exp(self.logs), pool, step, scale=0.1)
 
     def reference(self, at: slice, state: Any, values: Any | None = None, *, wide: bool = True) -> tuple[Any, Any]:
-        """Outputs and state of one sequence's tokens by mlx-lm's operations, (1, n, ...) in float32 with `wide`; several
-        sequences of one token each where `state` has them."""
+        """Outputs and state of one sequence's tokens by mlx-lm's operations, (1, n, ...) in float32 with `wide`; of
+        several sequences of one token each where `state` has them."""
         values = self.v if values is None else values
         rows = state.shape[0]
         v, q, k, a, b = (x[at].reshape(rows, -1, *x.shape[2:]) for x in (values, self.q, self.k, self.a, self.b))
@@ -195,6 +195,10 @@ def check(shape: Shape, counts: tuple[int, ...], tiling: Tiling | None = None) -
     return worst < TOLERANCE
 
 
+def wrong(shape: Shape, counts: tuple[int, ...]) -> float:
+    return float(not check(shape, counts))
+
+
 def check_convolution(counts: tuple[int, ...]) -> bool:
     channels, width = CONVOLUTION
     slots = 2 * len(counts)
@@ -234,6 +238,11 @@ def chain(run: Callable[[Any, int], Any], first: Any, launches: int) -> Callable
         return values
 
     return call
+
+
+def per_launch(run: Callable[[Any, int], Any], first: Any, launches: int = 20) -> float:
+    """Seconds of one launch of a chain."""
+    return seconds(chain(run, first, launches), 4) / launches
 
 
 def attempt(name: str, run: Callable[[], float]) -> float | None:
@@ -306,11 +315,9 @@ def prompt_times(shape: Shape, prompts: list[list[int]], tilings: list[Tiling], 
             ways[_name(tiling)] = attempt(str(tiling), partial(kernel_s, shape, counts, 4, tiling))
         if len(counts) == 1:
             layer = Layer(shape, tokens, 1)
-            ways["chunked operations"] = attempt(
-                "chunked", partial(once, lambda own=layer: own.chunked(own.pools[0][0]))
-            )
-            part = slice(0, loop)
-            t = attempt("mlx", partial(once, lambda own=layer: own.reference(part, own.pools[0], wide=False)))
+            ways["chunked operations"] = attempt("chunked", partial(once, partial(layer.chunked, layer.pools[0][0])))
+            one = partial(layer.reference, slice(0, loop), layer.pools[0], wide=False)
+            t = attempt("mlx", partial(once, one))
             ways[f"mlx (by {loop} tokens)"] = None if t is None else t * tokens / loop
         line(f"{shape.kind}, prompts of {counts[0]} x {len(counts)}", floor, ways)
 
@@ -336,8 +343,8 @@ def convolution_times(batches: Iterable[int], prompt: int) -> None:
             return mx.conv1d(both, weight, groups=channels).reshape(x.shape)
 
         times = {
-            "kernel": attempt("kernel", lambda own=ours, x=x: seconds(chain(own, x, 20), 4) / 20),
-            "mlx": attempt("mlx", lambda own=theirs, x=x: seconds(chain(own, x, 20), 4) / 20),
+            "kernel": attempt("kernel", partial(per_launch, ours, x)),
+            "mlx": attempt("mlx", partial(per_launch, theirs, x)),
         }
         name = f"decode of {len(counts)}" if tokens == len(counts) else f"a prompt of {tokens}"
         line(f"convolution, {name}", floor, times)
@@ -364,7 +371,7 @@ def main() -> None:
     counts = (1, 37, 1, 5) if options.small else (1, 150, 1, 64, 1, 3)
     right = empty_concatenation() and check_convolution(counts)
     for shape in SHAPES:
-        failed = attempt(shape.kind, lambda own=shape: float(not check(own, counts)))
+        failed = attempt(shape.kind, partial(wrong, shape, counts))
         right = right and failed == 0.0
     if not options.no_times:
         began = time.perf_counter()

@@ -153,6 +153,7 @@ def _constant(name: str, value: Any) -> str:
     if isinstance(value, bool):
         return f"constexpr bool {name} = {str(value).lower()};"
     if isinstance(value, int):
+        assert value >= 0, f"MLX makes a name of {name}, and a name has no minus"
         return f"constexpr int {name} = {value};"
     return f"using {name} = {_TYPES[value]};"
 

@@ -82,7 +82,8 @@ def test_the_gated_delta_rule(
         q, k = (x.astype(mx.float32) for x in (q, k))
         q, k = (x * mx.rsqrt((x * x).sum(axis=-1, keepdims=True) + 1e-6) for x in (q, k))
         q = q * keys**-0.5
-    assert out.dtype == dtype and out.shape == v.shape
+    assert out.dtype == dtype
+    assert out.shape == v.shape
     logs, beta = references.delta_gates(wide(a), wide(b), wide(a_log), wide(bias), bound, 2.0)
     compare(
         OWN,
@@ -187,4 +188,5 @@ def test_states_that_do_not_fit_are_named(dim: int, arrays: int) -> None:
 @pytest.mark.parametrize("arrays", [2, 3])
 def test_rows_are_divided_evenly(dim: int, arrays: int) -> None:
     tiling = Tiling.of(dim, arrays=arrays)
-    assert dim % (4 * tiling.lanes) == 0 and 32 % tiling.lanes == 0
+    assert dim % (4 * tiling.lanes) == 0
+    assert 32 % tiling.lanes == 0

@@ -9,7 +9,7 @@ import mlx.core as mx
 import numpy as np
 
 from treadle.runner.mlxlm import connect
-from treadle.runner.recurrent.layer import RecurrentLayer, Recurrences
+from treadle.runner.recurrent.layer import Recurrences, RecurrentLayer
 from treadle.runner.recurrent.step import FRESH, PADDING, RecurrentPass, SlotSegment, tables
 
 

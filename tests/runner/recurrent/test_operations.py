@@ -102,7 +102,8 @@ def test_segments_without_tokens_are_not_computed() -> None:
 def test_a_state_that_adds_nothing_is_made_once_for_a_number_of_tokens() -> None:
     step = begun(OWN)
     made = step.empty(8, mx.float32)
-    assert made.shape == (TOKENS, 0, 8) and step.empty(8, mx.float32) is made
+    assert made.shape == (TOKENS, 0, 8)
+    assert step.empty(8, mx.float32) is made
     own = segments(2)
     step.begin(own, *map(mx.array, tables(own)))
     assert step.empty(8, mx.float32).shape == (2, 0, 8)

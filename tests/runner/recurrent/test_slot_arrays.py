@@ -45,7 +45,8 @@ def test_a_step_is_computed_again_from_the_same_slots(slots: SlotArrays) -> None
 def test_a_detached_slot_keeps_no_row_of_others(slots: SlotArrays) -> None:
     slots.detach(1)
     slots.detach(5)  # of nothing
-    assert slots.read([1]).tolist() == [[10]] and slots.read([1]).shape == (1, 1)
+    assert slots.read([1]).tolist() == [[10]]
+    assert slots.read([1]).shape == (1, 1)
     assert sorted(array.shape[0] for array in slots.arrays()) == [1, 4]
     own = slots.read([1])
     slots.detach(1)

@@ -22,8 +22,10 @@ class CudaKernel:
     """A kernel `name` from `inputs` to `outputs`, with `source` as its body and the `files` of `treadle.runner` before
     it.
 
-    With `strided` the arrays come as they are, and the source finds their strides as `NAME_strides`; without, MLX copies
-    those that are not contiguous. MLX reads a custom kernel's whole text at every launch, 5 us of the host for 20 KB, so the files are included by
+    With `strided` the arrays come as they are, and the source finds their strides as `NAME_strides`; without, MLX
+    copies those that are not contiguous. Numbers of a template are not negative, as MLX makes a name of them.
+
+    MLX reads a custom kernel's whole text at every launch, 5 us of the host for 20 KB, so the files are included by
     name where the compiler can find them.
     """
 

@@ -100,9 +100,9 @@ class MlxLm:
         return through or any(routes)
 
     def recurrent_states(self, model: Any) -> list[list[RecurrentState] | None]:
-        """The recurrent states of each of `model`'s caches, as `leaves` has them; None for a cache of another kind. Routes
-        the model's recurrent layers to states in slots; others are served as before. Raises NotImplementedError where a
-        layer keeps states that are not known."""
+        """The recurrent states of each of `model`'s caches, as `leaves` has them; None for a cache of another kind.
+        Routes the model's recurrent layers to states in slots; others are served as before. Raises NotImplementedError
+        where a layer keeps states that are not known."""
         caches = self.new_caches(model)
         model(mx.zeros((1, 1), mx.int32), cache=caches)  # is not evaluated: the shapes are there without
         return recurrent_states(model, self.leaves(caches))

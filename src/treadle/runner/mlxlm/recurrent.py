@@ -7,6 +7,7 @@ arrays.
 
 from __future__ import annotations
 
+import inspect
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -25,11 +26,15 @@ class Convolution(Protocol):
 
 
 class RoutedConvolution(nn.Conv1d):  # type: ignore[misc]
-    """A layer's causal convolution of single channels: from the slots of `bind` where it gets inputs of one token, without
-    those before; as before with arrays of its own width and longer."""
+    """A layer's causal convolution of single channels: from the slots of `bind` where it gets inputs of one token,
+    without those before; as before with arrays of its own width and longer."""
+
+    weight: Any
 
     def bind(self, slots: Convolution) -> None:
+        """Compute from `slots` from now on."""
         self._slots = slots
+        self.weight = mx.contiguous(self.weight)  # once, as kernels would copy it at each launch
 
     def __call__(self, x: Any) -> Any:
         slots = getattr(self, "_slots", None)
@@ -53,27 +58,26 @@ class RecurrentState:
 
 def recurrent_states(model: Any, leaves: Sequence[Any]) -> list[list[RecurrentState] | None]:
     """For each of `leaves`, caches of `model` behind a pass (evaluated or not), the states in it; None where it is no
-    `ArraysCache`. Routes the model's convolutions and recurrences. Raises NotImplementedError where states are not those
-    of known ones."""
+    `ArraysCache`. Routes the model's convolutions and recurrences. Raises NotImplementedError where a layer keeps
+    states that are not known."""
     convolutions = _route_convolutions(model)
-    known, remaining = _route_recurrences(model), iter([*convolutions, None])
-    state, found = next(remaining), []
-    for leaf in leaves:
-        if not hasattr(leaf, "cache"):
-            found.append(None)
-            continue
-        own = []
-        for array in leaf.cache:
-            convolution = state if state is not None and _is_of(array, state) else None
-            if convolution is not None:
-                state = next(remaining)
-            elif not known or array is None or array.ndim not in (3, 4):
-                raise NotImplementedError("a recurrent layer's state goes through no function that is known")
-            own.append(RecurrentState(tuple(array.shape[1:]), array.dtype, convolution))
-        found.append(own)
-    if state is not None:
+    known = _route_recurrences(model)
+    found = [_states_of(leaf.cache, convolutions, known) if hasattr(leaf, "cache") else None for leaf in leaves]
+    if convolutions:
         raise NotImplementedError("a layer's convolution has no state in the layer's cache")
     return found
+
+
+def _states_of(arrays: Sequence[Any], convolutions: list[RoutedConvolution], known: bool) -> list[RecurrentState]:
+    """The states of a cache; takes the convolutions that they belong to from the front of `convolutions`. `known` says
+    whether the model has recurrences that were routed."""
+    states = []
+    for array in arrays:
+        convolution = convolutions.pop(0) if convolutions and _is_of(array, convolutions[0]) else None
+        if convolution is None and not (known and array is not None and array.ndim in (3, 4)):
+            raise NotImplementedError("a recurrent layer's state goes through no function that is known")
+        states.append(RecurrentState(tuple(array.shape[1:]), array.dtype, convolution))
+    return states
 
 
 def _is_of(array: Any, convolution: RoutedConvolution) -> bool:
@@ -158,54 +162,41 @@ def _routed_norm(shared: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _routed_delta(shared: Callable[..., Any]) -> Callable[..., Any]:
-    def gated_delta_update(
-        q: Any,
-        k: Any,
-        v: Any,
-        a: Any,
-        b: Any,
-        A_log: Any,
-        dt_bias: Any,
-        state: Any = None,
-        mask: Any = None,
-        **more: Any,
-    ) -> tuple[Any, Any]:
-        _deferral.active, norm = False, None
+    def gated_delta_update(q: Any, k: Any, *others: Any, **named: Any) -> tuple[Any, Any]:
+        _deferral.active = False
+        given = parameters.bind(q, k, *others, **named)
+        given.apply_defaults()
+        state, more = given.arguments["state"], given.arguments
         if not hasattr(state, "gated_delta"):
             q, k = (x.normalized() if isinstance(x, _Unnormalized) else x for x in (q, k))
-            return shared(q, k, v, a, b, A_log, dt_bias, state, mask, **more)  # type: ignore[no-any-return]
-        _no_mask(mask)
+            return shared(q, k, *others, **named)  # type: ignore[no-any-return]
+        _no_mask(more["mask"])
+        norm = None
         if isinstance(q, _Unnormalized):
             q, k, norm = q.array, k.array, (q.inverse_scale, q.epsilon)
-        largest = 2.0 if more.get("allow_neg_eigval") else 1.0
-        bound = more.get("lower_bound")
-        y = state.gated_delta(q, k, v, a, b, A_log, dt_bias, lower_bound=bound, largest_beta=largest, norm=norm)
+        y = state.gated_delta(
+            *(q, k, *(more[name] for name in ("v", "a", "b", "A_log", "dt_bias"))),
+            lower_bound=more["lower_bound"],
+            largest_beta=2.0 if more["allow_neg_eigval"] else 1.0,
+            norm=norm,
+        )
         return y, state
 
+    parameters = inspect.signature(shared)
     return gated_delta_update
 
 
 def _routed_selective(shared: Callable[..., Any]) -> Callable[..., Any]:
-    def ssm_update(
-        hidden_states: Any,
-        A_log: Any,
-        B: Any,
-        C: Any,
-        D: Any,
-        dt: Any,
-        dt_bias: Any,
-        state: Any = None,
-        time_step_limit: tuple[float, float] = (0.001, 100.0),
-        mask: Any = None,
-        lengths: Any = None,
-    ) -> tuple[Any, Any]:
+    def ssm_update(*arrays: Any, **named: Any) -> tuple[Any, Any]:
+        given = parameters.bind(*arrays, **named)
+        given.apply_defaults()
+        x, a_log, b, c, d, dt, dt_bias, state, limits, mask, _ = given.arguments.values()
         if not hasattr(state, "selective"):
-            arrays = (hidden_states, A_log, B, C, D, dt, dt_bias, state, time_step_limit, mask, lengths)
-            return shared(*arrays)  # type: ignore[no-any-return]
+            return shared(*arrays, **named)  # type: ignore[no-any-return]
         _no_mask(mask)
-        limits = (float(time_step_limit[0]), float(time_step_limit[1]))
-        return state.selective(hidden_states, A_log, B, C, D, dt, dt_bias, limits), state
+        return state.selective(x, a_log, b, c, d, dt, dt_bias, (float(limits[0]), float(limits[1]))), state
 
+    parameters = inspect.signature(shared)
     return ssm_update
 
 
@@ -225,7 +216,7 @@ def _no_mask(mask: Any) -> None:
         raise NotImplementedError("the model makes a mask of its own")
 
 
-def _mamba_step(self: Any, x: Any, A: Any, state: Any = None) -> tuple[Any, Any]:
+def _mamba_step(self: Any, x: Any, rates: Any, state: Any = None) -> tuple[Any, Any]:
     """`MambaBlock.ssm_step` for `x` (T, C)."""
     delta, b, c = _split(self, x)
     if self.use_bcdt_rms:
@@ -235,7 +226,7 @@ def _mamba_step(self: Any, x: Any, A: Any, state: Any = None) -> tuple[Any, Any]
     return (state.channels(x, delta, self.A_log, b, c) + self.D * x)[:, 0], state
 
 
-def _jamba_step(self: Any, x: Any, A: Any, state: Any = None) -> tuple[Any, Any]:
+def _jamba_step(self: Any, x: Any, rates: Any, state: Any = None) -> tuple[Any, Any]:
     """`JambaMambaMixer.ssm_step` for `x` (T, 1, C)."""
     delta, b, c = _split(self, x)
     delta, b, c = self.dt_layernorm(delta), self.b_layernorm(b), self.c_layernorm(c)
@@ -252,8 +243,8 @@ def _with_step(mixer: type, step: Callable[..., Any]) -> type:
     """The class of a mixer of Mamba 1 with a step for states in slots."""
     own: Callable[..., Any] = mixer.ssm_step  # type: ignore[attr-defined]
 
-    def ssm_step(self: Any, x: Any, A: Any, state: Any = None) -> Any:
-        return step(self, x, A, state) if hasattr(state, "channels") else own(self, x, A, state)
+    def ssm_step(self: Any, x: Any, rates: Any, state: Any = None) -> Any:
+        return step(self, x, rates, state) if hasattr(state, "channels") else own(self, x, rates, state)
 
     members = {"ssm_step": ssm_step, "__module__": mixer.__module__, "channel_mixer": True}
     return type(f"Routed{mixer.__name__}", (mixer,), members)

@@ -33,8 +33,8 @@ _Result = tuple[Any, Any]
 
 
 def delta(q: Any, k: Any, v: Any, logs: Any, beta: Any, state: Any) -> _Result:
-    """Gated delta rule in its WY form (Yang et al., "Gated Delta Networks", 2024). `beta` is (n, H). `logs` may be (n, H,
-    Dk), with a decay for each number of a key."""
+    """Gated delta rule in its WY form (Yang et al., "Gated Delta Networks", 2024). `beta` is (n, H). `logs` may be (n,
+    H, Dk), with a decay for each number of a key."""
     size = _DELTA_CHUNK if logs.ndim == 2 else _VECTOR_CHUNK
     return _in_pieces(lambda *arrays: _delta(size, *arrays), (q, k, v, logs, beta), state)
 
@@ -106,9 +106,9 @@ def _passed_on(
 
 
 def _decays(logs: Any, q: Any, k: Any) -> tuple[Any, Any, Any, Callable[[Any], Any]]:
-    """The logarithms' sums up to each token, those of the chunk, the decays from the chunk's beginning to each token; and
-    a function: products of rows with `k`, each times the decays from the key's token to the row's. They are right on the
-    diagonal and below."""
+    """The logarithms' sums up to each token, those of the chunk, the decays from the chunk's beginning to each token;
+    and a function: products of rows with `k`, each times the decays from the key's token to the row's. They are right
+    on the diagonal and below."""
     if logs.shape[-1] == 1:
         sums = mx.cumsum(mx.maximum(logs, _LEAST_LOG), axis=2)
         spans = mx.exp(mx.where(_lower(int(logs.shape[2])), sums - sums.swapaxes(-1, -2), -mx.inf))
@@ -145,7 +145,7 @@ def _pairs(count: int, size: int) -> Any:
 
 
 def _chunks(array: Any, size: int) -> Any:
-    """`array` (n, H[, D]) as (H, chunks, size, D or 1), float32, with zeros behind its end: such tokens change nothing."""
+    """`array` (n, H[, D]) as (H, chunks, size, D or 1), float32, with zeros behind its end, which change nothing."""
     array = (array if array.ndim == 3 else array[..., None]).astype(mx.float32)
     if more := -array.shape[0] % size:
         array = mx.pad(array, [(0, more), (0, 0), (0, 0)])

@@ -18,8 +18,9 @@ _SCAN = """
   const r::Gates<GATES> gates{STEPS, BETAS, LOGS, BIASES, SKIPS,
       __int_as_float(LOW), __int_as_float(HIGH), BOUNDED,
       __int_as_float(QUERY_SCALE), __int_as_float(KEY_SCALE), __int_as_float(EPSILON)};
-  r::scan<r::KIND, NORMALIZED, D, ROWS, HEADS, GROUPS, LANES, WARPS, BLOCK>(r::heads(q, q_strides), r::heads(k, k_strides),
-      r::heads(v, v_strides), gates, segments, const_cast<S*>(pool), out);
+  r::scan<r::KIND, NORMALIZED, D, ROWS, HEADS, GROUPS, LANES, WARPS, BLOCK>(
+      r::heads(q, q_strides), r::heads(k, k_strides), r::heads(v, v_strides), gates, segments, const_cast<S*>(pool),
+      out);
 """
 _CONVOLVE = """
   treadle::recurrent::convolve<WIDTH, BIAS>(x, weight, bias, segments, rows, const_cast<T*>(pool), out, x_shape[0],
@@ -112,7 +113,7 @@ class RecurrentKernels:
             self._made["convolve"] = self.kernel("convolve", names, ["out"], _CONVOLVE, files=_FILES)
         return self._made["convolve"](
             [x, weight, weight if bias is None else bias, step.table, step.rows, pool],
-            [("T", x.dtype), ("WIDTH", width), ("CHANNELS", channels), ("BIAS", bias is not None)],
+            [("T", x.dtype), ("W", weight.dtype), ("WIDTH", width), ("CHANNELS", channels), ("BIAS", bias is not None)],
             blocks=(-(-x.size // 256), 1),
             threads=256,
             shapes=[x.shape],
@@ -136,11 +137,11 @@ class RecurrentKernels:
         norm: Norm | None = None,
     ) -> Any:
         """Gated delta rule (T, 1, Hv, Dv) of `q` and `k` (T, 1, Hk, Dk) and `v` (T, 1, Hv, Dv), as mlx-lm's
-        `gated_delta_update`. `a` is (T, 1, Hv) with `a_log` and `dt_bias` (Hv,), or has a gate for each number of a key:
-        (T, 1, Hv, Dk) with `a_log` (Hv, 1) and `dt_bias` (Hv, Dk). `b` is (T, 1, Hv), `pool` (slots, Hv, Dv, Dk). With
-        `norm`, `q` and `k` come before their normalization."""
+        `gated_delta_update`. `a` is (T, 1, Hv) with `a_log` and `dt_bias` (Hv,), or has a gate for each number of a
+        key: (T, 1, Hv, Dk) with `a_log` (Hv, 1) and `dt_bias` (Hv, Dk). `b` is (T, 1, Hv), `pool` (slots, Hv, Dv, Dk).
+        With `norm`, `q` and `k` come before their normalization. `lower_bound` is not positive."""
         kind = "VECTOR" if a.ndim == 4 else "DELTA"
-        gates, limits = [a, b, a_log, dt_bias], (lower_bound or 0.0, largest_beta)
+        gates, limits = [a, b, a_log, dt_bias], (abs(lower_bound or 0.0), largest_beta)
         return self._scan(kind, [q, k, v], gates, pool, step, limits, bounded=lower_bound is not None, norm=norm)
 
     def selective(
@@ -201,7 +202,9 @@ class RecurrentKernels:
             [*arrays, *gates, step.table, pool],
             [
                 *[(type_, of[input_].dtype if input_ in of else dtype) for type_, input_ in types.items()],
-                *[("S", pool.dtype), ("D", dim), ("ROWS", rows), ("HEADS", heads), ("GROUPS", int(arrays[0].shape[2]))],
+                *[("Q", dtype), ("T", values.dtype)],
+                *[("S", pool.dtype), ("D", dim), ("ROWS", rows), ("HEADS", heads)],
+                ("GROUPS", int(arrays[0].shape[2])),
                 *[("LANES", tiling.lanes), ("WARPS", tiling.warps), ("BLOCK", tiling.block), ("BOUNDED", bounded)],
                 *[(number, bits_of(value)) for number, value in numbers.items()],
                 ("NORMALIZED", norm is not None),

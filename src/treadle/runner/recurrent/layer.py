@@ -1,7 +1,7 @@
 """Layer caches of recurrent layers: what a model finds in place of mlx-lm's `ArraysCache`.
 
-The model's own code runs, on tokens (T, 1). Where it puts a convolution's state before the inputs it gets an array of no
-tokens; the convolution itself (`ConvolutionSlots.convolve`, by `mlxlm.recurrent`) reads the inputs before each
+The model's own code runs, on tokens (T, 1). Where it puts a convolution's state before the inputs it gets an array of
+no tokens; the convolution itself (`ConvolutionSlots.convolve`, by `mlxlm.recurrent`) reads the inputs before each
 token from the batch and from slots. Where it hands its state to mlx-lm's function for a recurrence it hands on a
 `StateSlots`, and the routed function calls it. What the model writes back is dropped, as slots are written already.
 """

@@ -159,8 +159,8 @@ def _columns(array: Any, v: Any) -> Any:
 
 
 def _depthwise(x: Any, weight: Any) -> Any:
-    """Convolution of each channel of `x` (n, length, C) by `weight` (C, width, 1), as sums of shifted products: MLX's own
-    computes each channel by itself on a CPU."""
+    """Convolution of each channel of `x` (n, length, C) by `weight` (C, width, 1), as sums of shifted products: MLX's
+    own computes each channel by itself on a CPU."""
     width = int(weight.shape[1])
     length = x.shape[1] - width + 1
     taps = weight[:, :, 0].T

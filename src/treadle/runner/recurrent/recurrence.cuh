@@ -54,14 +54,14 @@ struct Gates {
   const O* biases;
   const K* skips;
   float low, high;         // limits of a step; the largest beta
-  bool bounded;            // the decay is exp(low * sigmoid(..))
+  bool bounded;            // the decay is exp(-low * sigmoid(..))
   float query_scale, key_scale, epsilon;
 };
 
 template <typename G>
 __device__ inline float delta_decay(const G& gates, float step, int log, int bias) {
   const float x = step + real(gates.biases[bias]), rate = expf(real(gates.logs[log]));
-  return gates.bounded ? expf(gates.low * sigmoid(rate * x)) : expf(-rate * softplus(x));
+  return gates.bounded ? expf(-gates.low * sigmoid(rate * x)) : expf(-rate * softplus(x));
 }
 
 template <Kind KIND, bool NORMALIZED, int D, int ROWS, int HEADS, int GROUPS, int LANES, int WARPS, int BLOCK, typename Q, typename V,

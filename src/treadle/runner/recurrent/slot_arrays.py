@@ -14,7 +14,7 @@ class SlotArrays:
     """States of `shape` in `slots` slots.
 
     A slot names a row of the array that a step wrote, so a step that fails leaves the slots that it read as they were,
-    and rows that go on together are read without a copy. An array is freed with the last slot that names one of its rows.
+    and rows that go on together are read without a copy. An array is freed with the last slot that names a row of it.
     """
 
     def __init__(self, slots: int, shape: Sequence[int], dtype: Any) -> None:

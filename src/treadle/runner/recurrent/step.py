@@ -40,7 +40,7 @@ class Norm:
 
     @property
     def scales(self) -> tuple[float, float, float]:
-        """Factors of queries and keys behind a division by their root mean squares, and what is added to the squares."""
+        """Factors of queries and keys divided by their root mean squares, and what is added to the mean squares."""
         return self.inverse_scale**2, self.inverse_scale, self.epsilon * self.inverse_scale**2
 
 
