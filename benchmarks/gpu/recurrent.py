@@ -1,6 +1,6 @@
 """Recurrent layers on a GPU: correctness at the shapes of real models, and times beside MLX's operations and the floor.
 
-    python benchmarks/gpu/recurrent.py [--small] [--tilings] [--no-times]
+    python benchmarks/gpu/recurrent.py [--small] [--tilings] [--kinds delta ...] [--no-times]
 
 First each kernel against mlx-lm's operations in float32, for prompts, chunks and decoding rows in one batch. Then
 times: decode steps of several batch sizes, and prompts of 2,048 tokens. Each launch reads what the one before it wrote,
@@ -350,27 +350,29 @@ def convolution_times(batches: Iterable[int], prompt: int) -> None:
         line(f"convolution, {name}", floor, times)
 
 
-def tilings_of(shape: Shape) -> list[Tiling]:
-    """Other divisions than the kernels' own."""
-    own = Tiling.of(shape.keys, arrays=3 if shape.kind == "kda" else 2)
-    some: list[tuple[int, int, int]] = [(own.lanes * 2, 4, 8), (own.lanes * 4, 4, 8), (own.lanes // 2, 4, 8)]
-    some += [(own.lanes, 2, 8), (own.lanes, 8, 8), (own.lanes, 1, 8), (own.lanes, 4, 4), (own.lanes, 4, 16)]
-    some += [(own.lanes * 2, 8, 8), (own.lanes * 2, 2, 8)]
-    fits = (Tiling(*one) for one in some if one[0] > 0 and shape.keys % (4 * one[0]) == 0)
+def tilings_of(shape: Shape, *, decode: bool) -> list[Tiling]:
+    """Other divisions than the kernels' own. A decode step stages one token in any case."""
     arrays = 3 if shape.kind == "kda" else 2
+    own = Tiling.of(shape.keys, arrays=arrays)
+    some = [(own.lanes * 2, 4, 8), (own.lanes // 2, 4, 8), (own.lanes, 2, 8), (own.lanes, 8, 8), (own.lanes * 2, 2, 8)]
+    if not decode:
+        some += [(own.lanes, 4, 4), (own.lanes, 4, 16), (own.lanes * 4, 4, 8)]
+    fits = (Tiling(*one) for one in some if one[0] > 0 and shape.keys % (4 * one[0]) == 0)
     return [one for one in fits if one.block * arrays * shape.keys * 8 <= 40 * 1024]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser, kinds = argparse.ArgumentParser(), [shape.kind for shape in SHAPES]
     parser.add_argument("--small", action="store_true", help="few cases, in seconds")
     parser.add_argument("--tilings", action="store_true", help="time other divisions among threads, too")
+    parser.add_argument("--kinds", nargs="+", choices=kinds, default=kinds)
     parser.add_argument("--no-times", action="store_true")
     options = parser.parse_args()
+    shapes = [shape for shape in SHAPES if shape.kind in options.kinds]
     print(f"# {mx.device_info()}", flush=True)
     counts = (1, 37, 1, 5) if options.small else (1, 150, 1, 64, 1, 3)
     right = empty_concatenation() and check_convolution(counts)
-    for shape in SHAPES:
+    for shape in shapes:
         failed = attempt(shape.kind, partial(wrong, shape, counts))
         right = right and failed == 0.0
     if not options.no_times:
@@ -378,10 +380,9 @@ def main() -> None:
         batches = (1, 32) if options.small else (1, 8, 32, 128)
         prompts = [[256]] if options.small else [[2048], [512] * 4, [2048] * 4]
         convolution_times(batches, prompts[0][0])
-        for shape in SHAPES:
-            tilings = tilings_of(shape) if options.tilings else []
-            decode_times(shape, batches, 20, tilings)
-            prompt_times(shape, prompts, tilings, 64)
+        for shape in shapes:
+            decode_times(shape, batches, 20, tilings_of(shape, decode=True) if options.tilings else [])
+            prompt_times(shape, prompts, tilings_of(shape, decode=False) if options.tilings else [], 64)
             print(f"# {time.perf_counter() - began:.0f} s", flush=True)
     sys.exit(0 if right else 1)
 
