@@ -30,6 +30,7 @@ PARTS: dict[str, tuple[int, tuple[str, ...]]] = {
     "linear": (90, ("linear.py", "--cases", "12")),
     "attention": (150, ("attention.py", "--cases", "16")),
     "attention-shapes": (200, ("attention_shapes.py",)),
+    "recurrent": (150, ("recurrent.py",)),
     "families": (300, ("families.py",)),
     "families-kv8": (200, ("families.py", "--bits", "16", "--kv-bits", "8", "--family", "llama3", "qwen3", "gemma3")),
     "8B": (150, (*STEPS, "--shape", "8B")),

@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 
 from tests.runner.recurrent import references
+from tests.runner.recurrent.families import new_model
 from tests.runner.recurrent.passes import SLOTS, begun, compare, random, segments
 from tests.runner.recurrent.references import wide
 from tests.support.emulated import EmulatedKernel, shuffled
 from treadle.runner.kv.backend import Unsupported
+from treadle.runner.mlxlm import RecurrentState, connect
 from treadle.runner.recurrent.kernels import RecurrentKernels, Tiling
 from treadle.runner.recurrent.step import Norm
 
@@ -190,3 +192,16 @@ def test_rows_are_divided_evenly(dim: int, arrays: int) -> None:
     tiling = Tiling.of(dim, arrays=arrays)
     assert dim % (4 * tiling.lanes) == 0
     assert 32 % tiling.lanes == 0
+
+
+@pytest.mark.parametrize("family", ["qwen3_5", "mamba", "lfm2"])
+def test_states_of_models_are_taken(family: str) -> None:
+    for states in connect().recurrent_states(new_model(family)):
+        for state in states or ():
+            RecurrentKernels.check(state)
+
+
+@pytest.mark.parametrize("state", [RecurrentState((4, 8, 6), mx.float32), RecurrentState((4, 8, 8), mx.int32)])
+def test_states_that_the_kernels_cannot_keep_are_refused(state: RecurrentState) -> None:
+    with pytest.raises(Unsupported):
+        RecurrentKernels.check(state)

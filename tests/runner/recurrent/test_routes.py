@@ -19,13 +19,20 @@ _HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "rope_theta": 1000
 UNKNOWN: dict[str, dict[str, Any]] = {
     "rwkv7": {
         **_SMALL,
-        **{"norm_eps": 1e-5, "head_dim": 16, "a_low_rank_dim": 16, "v_low_rank_dim": 16},
-        **{"gate_low_rank_dim": 16, "decay_low_rank_dim": 16},
+        "norm_eps": 1e-5,
+        "head_dim": 16,
+        "a_low_rank_dim": 16,
+        "v_low_rank_dim": 16,
+        "gate_low_rank_dim": 16,
+        "decay_low_rank_dim": 16,
     },
     "recurrent_gemma": {
         **_SMALL,
         **_HEADS,
-        **{"attention_bias": False, "conv1d_width": 4, "logits_soft_cap": 30.0, "attention_window_size": 64},
+        "attention_bias": False,
+        "conv1d_width": 4,
+        "logits_soft_cap": 30.0,
+        "attention_window_size": 64,
         "block_types": ["recurrent", "recurrent", "attention"],
     },
     "baichuan_m1": {**_SMALL, **_HEADS, "sliding_window": 32, "sliding_window_layers": [1], "conv_window": 2},

@@ -162,41 +162,46 @@ def _routed_norm(shared: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _routed_delta(shared: Callable[..., Any]) -> Callable[..., Any]:
-    def gated_delta_update(q: Any, k: Any, *others: Any, **named: Any) -> tuple[Any, Any]:
+    def gated_delta_update(
+        q: Any, k: Any, v: Any, a: Any, b: Any, a_log: Any, bias: Any, state: Any = None, mask: Any = None, **named: Any
+    ) -> tuple[Any, Any]:
         _deferral.active = False
-        given = parameters.bind(q, k, *others, **named)
-        given.apply_defaults()
-        state, more = given.arguments["state"], given.arguments
         if not hasattr(state, "gated_delta"):
             q, k = (x.normalized() if isinstance(x, _Unnormalized) else x for x in (q, k))
-            return shared(q, k, *others, **named)  # type: ignore[no-any-return]
-        _no_mask(more["mask"])
+            return shared(q, k, v, a, b, a_log, bias, state, mask, **named)  # type: ignore[no-any-return]
+        _no_mask(mask)
         norm = None
         if isinstance(q, _Unnormalized):
             q, k, norm = q.array, k.array, (q.inverse_scale, q.epsilon)
-        y = state.gated_delta(
-            *(q, k, *(more[name] for name in ("v", "a", "b", "A_log", "dt_bias"))),
-            lower_bound=more["lower_bound"],
-            largest_beta=2.0 if more["allow_neg_eigval"] else 1.0,
-            norm=norm,
-        )
-        return y, state
+        bound, largest = named.get("lower_bound"), 2.0 if named.get("allow_neg_eigval") else 1.0
+        return state.gated_delta(q, k, v, a, b, a_log, bias, lower_bound=bound, largest_beta=largest, norm=norm), state
 
-    parameters = inspect.signature(shared)
     return gated_delta_update
 
 
 def _routed_selective(shared: Callable[..., Any]) -> Callable[..., Any]:
-    def ssm_update(*arrays: Any, **named: Any) -> tuple[Any, Any]:
-        given = parameters.bind(*arrays, **named)
-        given.apply_defaults()
-        x, a_log, b, c, d, dt, dt_bias, state, limits, mask, _ = given.arguments.values()
-        if not hasattr(state, "selective"):
-            return shared(*arrays, **named)  # type: ignore[no-any-return]
-        _no_mask(mask)
-        return state.selective(x, a_log, b, c, d, dt, dt_bias, (float(limits[0]), float(limits[1]))), state
+    limits: tuple[float, float] = inspect.signature(shared).parameters["time_step_limit"].default
 
-    parameters = inspect.signature(shared)
+    def ssm_update(
+        x: Any,
+        a_log: Any,
+        b: Any,
+        c: Any,
+        d: Any,
+        dt: Any,
+        bias: Any,
+        state: Any = None,
+        time_step_limit: tuple[float, float] = limits,
+        mask: Any = None,
+        lengths: Any = None,
+    ) -> tuple[Any, Any]:
+        if not hasattr(state, "selective"):
+            arrays = (x, a_log, b, c, d, dt, bias, state, time_step_limit, mask, lengths)
+            return shared(*arrays)  # type: ignore[no-any-return]
+        _no_mask(mask)
+        low, high = time_step_limit
+        return state.selective(x, a_log, b, c, d, dt, bias, (float(low), float(high))), state
+
     return ssm_update
 
 

@@ -10,6 +10,7 @@ import mlx.core as mx
 
 from ..device.cuda import CudaKernel, bits_of
 from ..kv.backend import Unsupported
+from ..mlxlm import RecurrentState
 from .step import Norm, RecurrentPass
 
 _FILES = ("device/numbers.cuh", "recurrent/recurrence.cuh", "recurrent/convolution.cuh")
@@ -94,9 +95,18 @@ class RecurrentKernels:
     """
 
     kernel: ClassVar[type[CudaKernel]] = CudaKernel
+    dtypes: ClassVar[tuple[Any, ...]] = (mx.float32, mx.bfloat16, mx.float16)
 
     tiling: Tiling | None = None
     _made: dict[str, CudaKernel] = field(default_factory=dict, repr=False, kw_only=True)
+
+    @classmethod
+    def check(cls, state: RecurrentState) -> None:
+        """Raise Unsupported where the kernels can't compute on such a state."""
+        if state.dtype not in cls.dtypes:
+            raise Unsupported(f"recurrence kernels keep states in {', '.join(map(str, cls.dtypes))}, not {state.dtype}")
+        if state.convolution is None:
+            Tiling.of(state.shape[-1], arrays=3)
 
     def new_pool(self, slots: int, shape: Sequence[int], dtype: Any) -> Any:
         """A pool of `slots` states of `shape`, which takes its memory at once."""

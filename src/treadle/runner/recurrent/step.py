@@ -95,6 +95,7 @@ class RecurrentPass:
         key = channels, dtype
         if key not in self._empty:
             self._empty[key] = mx.zeros((self.count, 0, channels), dtype)
+            mx.eval(self._empty[key])  # it must not belong to the program that is traced now
         return self._empty[key]
 
 
