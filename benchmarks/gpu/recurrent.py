@@ -228,21 +228,24 @@ def empty_concatenation(tokens: int = 3) -> bool:
     return bool(mx.array_equal(mx.concatenate([mx.zeros((tokens, 0, 64), TYPE), x], axis=1), x))
 
 
-def chain(run: Callable[[Any, int], Any], first: Any, launches: int) -> Callable[[int], Any]:
-    """A call that computes `launches` launches, each on the outputs of the one before."""
+class Chain:
+    """Calls that compute `launches` launches each, every one on the outputs of the one before, also of earlier calls: a
+    graph has no two that could run side by side."""
 
-    def call(_: int) -> Any:
-        values = first
-        for i in range(launches):
-            values = run(values, i)
-        return values
+    def __init__(self, run: Callable[[Any, int], Any], first: Any, launches: int) -> None:
+        self._run = run
+        self._values = first
+        self._launches = launches
 
-    return call
+    def __call__(self, _: int) -> Any:
+        for i in range(self._launches):
+            self._values = self._run(self._values, i)
+        return self._values
 
 
 def per_launch(run: Callable[[Any, int], Any], first: Any, launches: int = 20) -> float:
     """Seconds of one launch of a chain."""
-    return seconds(chain(run, first, launches), 4) / launches
+    return seconds(Chain(run, first, launches), 4) / launches
 
 
 def attempt(name: str, run: Callable[[], float]) -> float | None:
@@ -281,7 +284,7 @@ def kernel_s(shape: Shape, counts: list[int], launches: int, tiling: Tiling | No
     pools = max(1, min(12, int(3e8 // (slots * np.prod(shape.state) * 4))))
     layer = Layer(shape, sum(counts), slots, pools, RecurrentKernels(tiling))
     step = step_of(counts, slots)
-    return seconds(chain(partial(layer.run, step), layer.v, launches), 4) / launches
+    return seconds(Chain(partial(layer.run, step), layer.v, launches), 4) / launches
 
 
 def decode_times(shape: Shape, batches: Iterable[int], launches: int, tilings: list[Tiling]) -> None:
