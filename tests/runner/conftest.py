@@ -6,7 +6,7 @@ from typing import Any, get_args
 
 import pytest
 
-from tests.runner.families import make_family
+from tests.runner.families import FAMILIES, make_family
 from tests.support.tiny import Architecture, make_tiny
 from treadle.runner.loading.loader import load
 from treadle.runner.loading.model import LoadedModel
@@ -22,6 +22,8 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
     folders: dict[str, Path] = {}
 
     def get(architecture: str = "llama", **options: Any) -> LoadedModel:
+        if architecture in FAMILIES:
+            options.setdefault("max_running", 8)  # for each of which recurrent layers have slots
         key = (architecture, *sorted(options.items()))
         if key not in known:
             if architecture not in folders:

@@ -134,11 +134,12 @@ def test_a_cpu_has_no_kernels_and_nothing_better(folder: Path, policy: KernelPol
 
 
 def test_a_model_that_keeps_state_says_so_and_is_not_the_best(tiny: Tiny) -> None:
-    path = ModelRunner(tiny("mamba")).capabilities().compute
-    assert (path.backend, path.shared_prefill) == ("padded", False)
-    assert path.summary() == "padded (contiguous: it keeps more than keys and values)"
-    with pytest.raises(ConfigError, match=r"mamba would run padded .*: contiguous: it keeps more than keys and values"):
-        check_required(path, "mamba")
+    path = ModelRunner(tiny("llama4")).capabilities().compute
+    assert (path.backend, path.shared_prefill) == ("serial", False)
+    why = "contiguous: it keeps more than keys, values and recurrent states"
+    assert path.summary() == f"serial ({why})"
+    with pytest.raises(ConfigError, match=f"llama4 would run serial .*: {why}"):
+        check_required(path, "llama4")
 
 
 def test_a_model_that_can_not_be_batched_is_serialized(tiny: Tiny) -> None:

@@ -14,7 +14,6 @@ from tests.runner.reference import reference, references
 from treadle.core.messages import Submit
 from treadle.runner.model_runner import ModelRunner
 
-OWN_BUFFERS = ("smollm3", "gpt_oss", "deepseek_v3", "glm4_moe_lite", "mistral4", "kimi_k25", "deepseek_v2", "gemma2")
 ARCHITECTURES = ["llama", "qwen3", "gemma3", "qwen3_moe", "gpt_oss", "smollm3"]
 
 
@@ -59,11 +58,9 @@ def test_a_model_whose_caches_cannot_merge_gives_the_same(tiny: Tiny, architectu
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_kind_of_cache_gives_what_mlx_lm_gives(tiny: Tiny, family: str) -> None:
-    """Recurrent and hybrid; llama4's chunked caches can't be merged and go one by one. Keys and values alone, latents
-    and capped scores are in buffers of each sequence's own."""
+    """Recurrent, hybrid, latents and capped scores; llama4's chunked caches can't be merged and go one by one."""
     model = tiny(family)
-    assert (model.choice.config.name == "serial") is (family == "llama4"), model.details
-    assert (model.choice.config.name == "contiguous") is (family in OWN_BUFFERS), model.details
+    assert model.choice.config.name == ("serial" if family == "llama4" else "contiguous"), model.details
     some = requests(1, count=6)
     together = Drive(ModelRunner(model), some).run(seeded_choices(1))
     assert together == references(model, some, together)

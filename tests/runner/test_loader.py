@@ -335,14 +335,14 @@ NO_CUDA = ("paged", "its kernels are for CUDA, and this is cpu")
     [
         ("llama", False, "contiguous", [NO_CUDA]),
         ("llama", True, "padded", [("paged", "not asked for"), ("contiguous", "not asked for")]),
-        ("mamba", False, "padded", [NO_CUDA, ("contiguous", "it keeps more than keys and values")]),
+        ("mamba", False, "contiguous", [NO_CUDA]),
         (
             "llama4",
             False,
             "serial",
             [
                 NO_CUDA,
-                ("contiguous", "it keeps more than keys and values"),
+                ("contiguous", "it keeps more than keys, values and recurrent states"),
                 ("padded", "its caches can't be merged (ChunkedKVCache, KVCache)"),
             ],
         ),

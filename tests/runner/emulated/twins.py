@@ -14,8 +14,9 @@ from tests.support.cuda import ReferenceKernel, ReferenceKernels
 from tests.support.emulated import EmulatedKernel, EmulatedKernels, host, shuffled
 from treadle.runner.device.properties import DeviceProperties
 from treadle.runner.forward.segments import RowSegment
-from treadle.runner.kv.paged.backend import PagedConfig, uniform
+from treadle.runner.kv.paged.backend import PagedConfig
 from treadle.runner.kv.paged.kernels import Kernels
+from treadle.runner.kv.paged.memory import uniform
 from treadle.runner.kv.paged.paged_pass import PAGE
 
 PEAKED, STEEP = 3.0, 100.0

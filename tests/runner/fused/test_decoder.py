@@ -22,7 +22,8 @@ from treadle.runner.forward.batch_buckets import PROMPT_SIZES
 from treadle.runner.forward.compiled import CompiledPasses
 from treadle.runner.fused.decoder import FusedDecoder
 from treadle.runner.kv.paged import tiling
-from treadle.runner.kv.paged.backend import PagedConfig, uniform
+from treadle.runner.kv.paged.backend import PagedConfig
+from treadle.runner.kv.paged.memory import uniform
 from treadle.runner.mlxlm import Selection, connect
 from treadle.runner.model_runner import ModelRunner
 
@@ -75,7 +76,7 @@ def test_keys_and_values_of_8_bits_change_little(name: str) -> None:
     module, wanted = make(name), make(name)
     config = paged(module, bits=8)
     assert config.fused == (name == "llama")
-    assert config.page_bytes == PAGE_BYTES * (DIM + 4) // (4 * DIM)
+    assert sum(layer.kernels.page_bytes for layer in config.layers) == PAGE_BYTES * (DIM + 4) // (4 * DIM)
     for prompt in PROMPTS[1:]:
         expected = wanted(mx.array([prompt]), cache=connect().new_caches(wanted))[0]
         for pieces in (1, 5):
@@ -208,7 +209,9 @@ class LazyKernels(ReferenceKernels):
 
 def lazy_config(module: Any, pages: int) -> PagedConfig:
     kernels, selection = LazyKernels(KV_HEADS, DIM, PAGE, mx.float32, rep=2), Selection()
-    return PagedConfig(uniform([0, 0], kernels), selection, pages, False, FusedDecoder(module, kernels, selection))
+    return PagedConfig(
+        uniform([0, 0], kernels), selection, False, FusedDecoder(module, kernels, selection), pages=pages
+    )
 
 
 def lazy_rows() -> Driven:

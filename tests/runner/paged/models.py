@@ -6,7 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
+from mlx.utils import tree_flatten
 
+from tests.runner.recurrent.families import RECURRENT, new_model
 from tests.support.cuda import ReferenceKernels
 from treadle.runner.kv.paged.backend import PagedConfig
 from treadle.runner.kv.paged.kernels import Kernels
@@ -16,7 +18,9 @@ from treadle.runner.loading.backend_choice import BackendChoice, Rejection
 from treadle.runner.loading.model import LoadedModel
 from treadle.runner.loading.reference import Reference
 from treadle.runner.mlxlm import connect
+from treadle.runner.recurrent.operations import RecurrentOperations
 
+MAX_RUNNING = 8
 VOCABULARY = 261
 LAYERS, KV_HEADS, DIM = 2, 2, 64
 PAGE_BYTES = LAYERS * 2 * KV_HEADS * PAGE * DIM * 4
@@ -104,6 +108,8 @@ _MODELS: dict[str, dict[str, Any]] = {
 def make(name: str, *, dtype: Any = mx.float32, **changed: Any) -> Any:
     """The module, with weights larger than usual for varied greedy text, and biases that are not zero."""
     connect()
+    if name in RECURRENT:
+        return new_model(name, **changed)
     from mlx.utils import tree_map_with_path
     from mlx_lm.utils import _get_classes
 
@@ -134,10 +140,15 @@ def paged(
 ) -> PagedConfig:
     """The paged backend of the module, as the loader chooses it, with memory for `pages` pages that are not quantized.
     Raises Unsupported."""
-    size = mx.float16.size if module.model.embed_tokens.weight.dtype == mx.float16 else mx.float32.size
+    embedding = next(weight for name, weight in tree_flatten(module.parameters()) if "embed" in name)
+    size = mx.float16.size if embedding.dtype == mx.float16 else mx.float32.size
     budget, some = pages * _page_bytes(size), [] if rejected is None else rejected
     reference = Reference(connect(), module, 2048)
-    return candidates.paged(reference, budget, some, keep_prefixes=keep_prefixes, bits=bits, kernels=kernels)
+    more: dict[str, Any] = {"keep_prefixes": keep_prefixes, "bits": bits, "kernels": kernels}
+    if reference.library.windows(module) is None:
+        more |= {"recurrences": RecurrentOperations, "max_running": MAX_RUNNING, "step_tokens": 512}
+    config = candidates.paged(reference, budget, some, **more)
+    return config if config.recurrent is None else replace(config, pages=pages)
 
 
 def _page_bytes(size: int) -> int:

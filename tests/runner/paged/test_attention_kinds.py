@@ -11,7 +11,7 @@ from tests.runner.reference import references
 from tests.runner.test_fidelity import requests
 from treadle.runner.kv.paged.kernels import AttentionShape
 from treadle.runner.loading.attention_shape import attention_shapes, latent_layers
-from treadle.runner.loading.candidates import routed_windows
+from treadle.runner.loading.candidates import routed_layers
 from treadle.runner.mlxlm import connect
 from treadle.runner.model_runner import ModelRunner
 
@@ -26,9 +26,10 @@ SHAPES = {
 @pytest.mark.parametrize("name", SHAPES)
 def test_a_models_attention_is_recorded(name: str) -> None:
     module = make(name)
-    windows = routed_windows(connect(), module)
-    assert attention_shapes(module, len(windows)) == [SHAPES[name]] * len(windows)
-    assert latent_layers(module, len(windows)) == [SHAPES[name].latent] * len(windows)
+    library = connect()
+    windows, recurrent = routed_layers(library, module)
+    assert attention_shapes(library, module, len(windows), recurrent) == [SHAPES[name]] * len(windows)
+    assert latent_layers(library, module, len(windows), recurrent) == [SHAPES[name].latent] * len(windows)
 
 
 @pytest.mark.parametrize("name", SHAPES)

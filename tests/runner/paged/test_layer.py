@@ -11,7 +11,8 @@ import pytest
 from tests.runner.backends import Driven, Placed, placed, segment
 from tests.runner.paged.models import PAGE
 from tests.support.cuda import ReferenceKernels
-from treadle.runner.kv.paged.backend import PagedConfig, uniform
+from treadle.runner.kv.paged.backend import PagedConfig
+from treadle.runner.kv.paged.memory import uniform
 from treadle.runner.mlxlm import Window
 
 DIM = 64

@@ -15,14 +15,11 @@ from ...core.messages import Sharing
 from ...core.statistics import PrefixStatistics
 from ..forward.segments import ForwardOutput, KvSequence, RowSegment
 from ..mlxlm import Selection
+from ..unsupported import Unsupported as Unsupported
 
 Live = Mapping[str, KvSequence]
 """The registry of live sequences, by id. The runner adds and removes them."""
 Clock = Callable[[], float]
-
-
-class Unsupported(Exception):
-    """A KV backend cannot serve this model on this machine. The message is the reason, in words for an operator."""
 
 
 class WarmPass(NamedTuple):

@@ -29,6 +29,11 @@ class BlockResources:
         return self.count - len(self._free) - len(self._idle)
 
     @property
+    def idle(self) -> int:
+        """Units that only cached blocks have."""
+        return len(self._idle)
+
+    @property
     def available(self) -> int:
         """Units that no sequence holds."""
         return len(self._free) + len(self._idle)
@@ -44,7 +49,7 @@ class BlockResources:
                 self._separate(unit)
                 if not self._holders[unit]:
                     del self._idle[unit]
-                    self._free.append(unit)
+                    self._recycle(unit)
 
     def _take(self) -> int:
         """Take a free unit, or an idle one, for a sequence. Raises MemoryError where there is none."""
@@ -53,7 +58,7 @@ class BlockResources:
                 raise MemoryError(f"all {self.count} {self._name} are held")
             unit, _ = self._idle.popitem(last=False)
             self._separate(unit)
-            self._free.append(unit)
+            self._recycle(unit)
         unit = self._free.pop()
         self._holders[unit] = 1
         return unit
@@ -82,10 +87,13 @@ class BlockResources:
         if self._holders[unit]:
             return
         if unit not in self._handle_of:
-            self._free.append(unit)
+            self._recycle(unit)
         else:
             self._idle[unit] = None
             self._idle.move_to_end(unit, last=last)
+
+    def _recycle(self, unit: int) -> None:
+        self._free.append(unit)
 
     def _separate(self, unit: int) -> None:
         del self._unit_of[self._handle_of.pop(unit)]

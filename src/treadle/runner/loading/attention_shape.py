@@ -7,26 +7,35 @@ from typing import Any
 import mlx.core as mx
 
 from ..kv.paged.kernels import AttentionShape
-from ..mlxlm import FETCHED
+from ..kv.recurrent_group import RecurrentConfig
+from ..mlxlm import FETCHED, MlxLm
 
 
-def latent_layers(module: Any, layers: int) -> list[bool]:
-    """Whether each of the module's `layers` layers attends to latents. Raises NotImplementedError where one attends to
-    other keys and values than its own cache's, as layers do that share a cache, or that change what it returns;
-    whatever the module's code raises comes through."""
-    return [recorder.latent for recorder in _recorded(module, layers)]
+def latent_layers(library: MlxLm, module: Any, layers: int, recurrent: RecurrentConfig | None) -> list[bool]:
+    """Whether each of the module's `layers` layers with attention attends to latents. Raises NotImplementedError where
+    one attends to other keys and values than a cache's, as layers do that change what it returns; whatever the
+    module's code raises comes through."""
+    return [recorder.latent for recorder in _recorded(library, module, layers, recurrent)]
 
 
-def attention_shapes(module: Any, layers: int) -> list[AttentionShape]:
-    """The shape of each of the module's `layers` layers. Raises NotImplementedError where a layer's attention is not
-    attention over its own keys and values; whatever the module's code raises comes through."""
-    return [recorder.shape for recorder in _recorded(module, layers)]
+def attention_shapes(
+    library: MlxLm, module: Any, layers: int, recurrent: RecurrentConfig | None
+) -> list[AttentionShape]:
+    """The shape of each of the module's `layers` layers with attention. Raises NotImplementedError where a layer's
+    attention is not attention over its own keys and values; whatever the module's code raises comes through."""
+    return [recorder.shape for recorder in _recorded(library, module, layers, recurrent)]
 
 
-def _recorded(module: Any, layers: int) -> list[_Recorder]:
+def _recorded(library: MlxLm, module: Any, layers: int, recurrent: RecurrentConfig | None) -> list[_Recorder]:
+    """Caches that have recorded a run of one token; recurrent layers have mlx-lm's own."""
     recorders = [_Recorder() for _ in range(layers)]
+    caches: list[Any] = [*recorders]
+    if recurrent is not None:
+        leaves = library.leaves(library.new_caches(module))
+        own = [leaf for leaf, states in zip(leaves, recurrent.states, strict=True) if states is not None]
+        caches = recurrent.caches(recorders, own)
     try:
-        module(mx.array([[1]], mx.int32), cache=recorders)
+        module(mx.array([[1]], mx.int32), cache=caches)
     finally:
         FETCHED.clear()
     return recorders

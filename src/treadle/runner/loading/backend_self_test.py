@@ -65,9 +65,10 @@ class _Fillable:
         if self.filling is None:
             return self._module(tokens, cache=cache)
         count = tokens.shape[0]
-        for layer, pair in zip(cache, self.filling.keys_and_values, strict=True):
-            assert pair is not None, "a backend of keys and values alone"
-            layer.update_and_fetch(*(_as_batch(array, count) for array in pair))
+        leaves = [leaf for one in cache for leaf in (one if isinstance(one, list) else [one])]
+        for layer, pair in zip(leaves, self.filling.keys_and_values, strict=True):
+            if pair is not None:  # else a recurrent state, which begins behind the filling
+                layer.update_and_fetch(*(_as_batch(array, count) for array in pair))
         return mx.zeros((count, 1, 1))
 
 

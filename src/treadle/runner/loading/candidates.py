@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -17,10 +17,14 @@ from ..kv.backend import Unsupported
 from ..kv.contiguous.backend import ContiguousConfig
 from ..kv.contiguous.buffer import STEP
 from ..kv.cost import KvCost
-from ..kv.paged.backend import LayerConfig, PagedConfig
+from ..kv.paged.backend import PagedConfig
 from ..kv.paged.kernels import AttentionShape, Kernels
+from ..kv.paged.memory import LayerConfig
 from ..kv.paged.paged_pass import PAGE
+from ..kv.recurrent_group import RecurrentConfig
 from ..mlxlm import MlxLm
+from ..recurrent.kernels import RecurrentKernels
+from ..recurrent.layer import Recurrences
 from .attention_shape import attention_shapes, latent_layers
 from .backend_choice import BackendRequest, Rejection
 from .backend_self_test import SelfTestFailed, pages_for, self_test
@@ -32,9 +36,11 @@ _log = logging.getLogger(__name__)
 def contiguous(reference: Reference, cost: KvCost, budget: int, request: BackendRequest) -> ContiguousConfig:
     """Buffers of each sequence's own, within `budget` bytes, tested with the reference's module."""
     library, module = reference.library, reference.module
-    windows = routed_windows(library, module)
+    windows, recurrent = routed_layers(library, module)
     with _known_attention():
-        latent = latent_layers(module, len(windows))
+        latent = latent_layers(library, module, len(windows), recurrent)
+    if recurrent is not None:
+        cost = replace(cost, row_bytes=cost.row_bytes + recurrent.slot_bytes)
     config = ContiguousConfig(
         windows,
         library.selection(module),
@@ -44,9 +50,11 @@ def contiguous(reference: Reference, cost: KvCost, budget: int, request: Backend
         cost.blocks(budget, request.max_running, STEP),
         request.keep_prefixes,
         latent,
+        recurrent,
+        request.max_running,
     )
     most = budget // max(1, cost.token_bytes) // 2
-    self_test(reference, replace(config, keep_prefixes=False), reference.trials(most))
+    self_test(reference, replace(config, keep_prefixes=False, max_running=0), reference.trials(most))
     return config
 
 
@@ -58,6 +66,7 @@ def paged(
     keep_prefixes: bool,
     bits: int = 16,
     kernels: type[Kernels] = Kernels,
+    recurrences: Callable[[], Recurrences] = RecurrentKernels,
     max_running: int = 0,
     step_tokens: int = 0,
 ) -> PagedConfig:
@@ -67,7 +76,8 @@ def paged(
     if not budget:
         raise Unsupported("nothing says how much memory there is for pages")
     config = _pages(reference.library, reference.module, bits, kernels)
-    config = replace(config, max_running=max_running, step_tokens=step_tokens).with_memory(budget)
+    config = replace(config, max_running=max_running, step_tokens=step_tokens, context=reference.context)
+    config = replace(config, recurrences=recurrences()).with_memory(budget)
     if config.int8:
         reference = reference.for_int8()
     try:
@@ -84,15 +94,17 @@ def paged(
 
 
 def _pages(library: MlxLm, module: Any, bits: int, kernels: type[Kernels]) -> PagedConfig:
-    windows = routed_windows(library, module)
-    shapes = _shapes(module, len(windows))
+    windows, recurrent = routed_layers(library, module)
+    shapes = _shapes(library, module, len(windows), recurrent)
     chip = DeviceProperties.of(mx.device_info())
     made = {shape: kernels.of(shape, PAGE, bits, chip) for shape in dict.fromkeys(shapes)}
     layers = [LayerConfig(window, made[shape]) for window, shape in zip(windows, shapes, strict=True)]
-    return PagedConfig(layers, library.selection(module), pages=0, keep_prefixes=False)
+    return PagedConfig(layers, library.selection(module), pages=0, keep_prefixes=False, recurrent=recurrent)
 
 
 def _with_fused_layers(module: Any, config: PagedConfig) -> PagedConfig:
+    if config.recurrent is not None:
+        raise Unsupported("it has recurrent layers")
     try:
         return replace(config, decoder=FusedDecoder(module, config.layers[0].kernels, config.selection))
     except (NotImplementedError, AttributeError) as error:
@@ -104,19 +116,24 @@ def _test_pages(reference: Reference, config: PagedConfig) -> None:
     self_test(reference, replace(config, pages=pages_for(trials), max_running=0), trials)
 
 
-def routed_windows(library: MlxLm, module: Any) -> list[int]:
-    """The window of each layer, 0 for none, with attention left to the layers' caches from now on."""
-    windows = library.windows(module)
-    if windows is None:
-        raise Unsupported("it keeps more than keys and values")
-    if not library.route_attention(module):
+def routed_layers(library: MlxLm, module: Any) -> tuple[list[int], RecurrentConfig | None]:
+    """The window of each layer with attention, 0 for none, and the recurrent layers; with both left to the layers'
+    caches from now on."""
+    found = library.layer_windows(module)
+    if found is None:
+        raise Unsupported("it keeps more than keys, values and recurrent states")
+    windows = [window for window in found if window is not None]
+    if windows and not library.route_attention(module):
         raise Unsupported("its attention does not go through mlx-lm's function")
-    return windows
-
-
-def _shapes(module: Any, layers: int) -> list[AttentionShape]:
+    if len(windows) == len(found):
+        return windows, None
     with _known_attention():
-        return attention_shapes(module, layers)
+        return windows, RecurrentConfig(library.recurrent_states(module), library.list_sizes(module))
+
+
+def _shapes(library: MlxLm, module: Any, layers: int, recurrent: RecurrentConfig | None = None) -> list[AttentionShape]:
+    with _known_attention():
+        return attention_shapes(library, module, layers, recurrent)
 
 
 @contextmanager

@@ -121,7 +121,7 @@ class Reference:
     ) -> None:
         self.library = library
         self.module = module
-        self._context = context
+        self.context = context
         self._selection = selection
         self._int8 = int8
         self._seeds = count(1)
@@ -131,13 +131,13 @@ class Reference:
 
     def for_int8(self) -> Reference:
         """Return the reference for a backend that stores keys and values in 8 bits."""
-        other = Reference(self.library, self.module, self._context, selection=self._selection, int8=True)
+        other = Reference(self.library, self.module, self.context, selection=self._selection, int8=True)
         other._logits, other._judged = self._logits, self._judged
         return other
 
     def trials(self, tokens: int = 0) -> list[Trial]:
         """All trials, those beyond a window where `tokens` tokens hold them (0: no limit). At least the short ones."""
-        most = min(self._context, tokens or self._context)
+        most = min(self.context, tokens or self.context)
         beyond = [beyond_window(window) for window in self.library.windows_of_caches(self.module)]
         return [*TRIALS, *(trial for trial in beyond if trial.length <= most)]
 

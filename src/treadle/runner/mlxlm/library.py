@@ -72,16 +72,33 @@ class MlxLm:
         return hasattr(cache, "merge")
 
     def windows(self, model: Any) -> list[int] | None:
-        """The window of each layer of `model`, 0 for none; None where a cache holds more than keys and values."""
-        found = []
-        for cache in self.new_caches(model):
-            if type(cache) is self._cache.KVCache:
+        """The window of each layer of `model`, 0 for none; None where a cache holds more than keys and values, or is in
+        a list."""
+        found = self.layer_windows(model)
+        if found is None or any(self.list_sizes(model)):
+            return None
+        windows = [window for window in found if window is not None]
+        return windows if len(windows) == len(found) else None
+
+    def layer_windows(self, model: Any) -> list[int | None] | None:
+        """The window of each cache of `model`, as `leaves` has them: 0 for none, None for recurrent states. None where
+        one holds something else."""
+        found: list[int | None] = []
+        for cache in self.leaves(self.new_caches(model)):
+            if type(cache) is self._cache.ArraysCache:
+                found.append(None)
+            elif type(cache) is self._cache.KVCache:
                 found.append(0)
             elif type(cache) is self._cache.RotatingKVCache and not cache.keep:
                 found.append(int(cache.max_size))
             else:
                 return None
         return found
+
+    def list_sizes(self, model: Any) -> list[int]:
+        """The number of caches in each of `model`'s lists of caches; 0 for a cache that is in none."""
+        caches = self.new_caches(model)
+        return [len(cache.caches) if isinstance(cache, self._cache.CacheList) else 0 for cache in caches]
 
     def route_attention(self, model: Any) -> bool:
         """Route the attention of `model`'s layers to caches that have an `attend` method; others are served as before.

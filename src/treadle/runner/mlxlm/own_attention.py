@@ -27,9 +27,14 @@ def route(module: Any) -> bool:
 
 
 def _routed(kind: Any, attended: Callable[..., Any]) -> type:
-    """Return the class `kind` with attention by `attended` where the cache computes it."""
+    """Return the class `kind` with attention by `attended` where the cache computes it. Its call takes hidden states,
+    a mask and the cache, in this order, under names that differ."""
 
-    def call(self: Any, x: Any, mask: Any | None = None, cache: Any | None = None) -> Any:
+    def bind(self: Any, x: Any = None, mask: Any = None, cache: Any = None, hidden_states: Any = None) -> Any:
+        return x if hidden_states is None else hidden_states, mask, cache
+
+    def call(self: Any, *args: Any, **named: Any) -> Any:
+        x, mask, cache = bind(self, *args, **named)
         if not hasattr(cache, "attend"):
             return kind.__call__(self, x, mask, cache)
         if mask is not None and not isinstance(mask, Window):

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import mlx.core as mx
 
 from ..device.cuda import CudaKernel, bits_of
-from ..kv.backend import Unsupported
+from ..unsupported import Unsupported
 from ..mlxlm import RecurrentState
 from .step import Norm, RecurrentPass
 

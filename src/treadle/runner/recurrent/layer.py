@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from ..mlxlm import RecurrentState, defer_norms
+from .slot_arrays import SlotArrays
 from .step import Norm, RecurrentPass
 
 
@@ -59,14 +60,32 @@ class Recurrences(Protocol):
     def lightning(self, q: Any, k: Any, v: Any, logs: Any, pool: Any, step: RecurrentPass, *, scale: float) -> Any: ...
 
 
-class ConvolutionSlots:
-    """Slots of a convolution's state: the last inputs (width - 1, C)."""
+class _Slots:
+    """Slots of one state of a layer."""
 
     def __init__(self, state: RecurrentState, slots: int, recurrences: Recurrences, step: RecurrentPass) -> None:
         self.pool = recurrences.new_pool(slots, state.shape, state.dtype)
-        self._state = state
+        self._out: Any = None
         self._recurrences = recurrences
         self._step = step
+
+    def _done(self, out: Any) -> Any:
+        """Remember, and return, the output that is there once a pass's states are written to the pool."""
+        self._out = out
+        return out
+
+    def take_written(self) -> list[Any]:
+        """Return the arrays of the last pass that are there once its states are, and forget them."""
+        out, self._out = self._out, None
+        return self.pool.take_written() if isinstance(self.pool, SlotArrays) else [out]
+
+
+class ConvolutionSlots(_Slots):
+    """Slots of a convolution's state: the last inputs (width - 1, C)."""
+
+    def __init__(self, state: RecurrentState, slots: int, recurrences: Recurrences, step: RecurrentPass) -> None:
+        super().__init__(state, slots, recurrences, step)
+        self._state = state
         assert state.convolution is not None, "a convolution's state"
         state.convolution.bind(self)
 
@@ -77,16 +96,11 @@ class ConvolutionSlots:
 
     def convolve(self, x: Any, weight: Any, bias: Any | None) -> Any:
         """Convolution (T, 1, C) of the step's inputs `x` of that shape."""
-        return self._recurrences.convolve(x, weight, bias, self.pool, self._step)
+        return self._done(self._recurrences.convolve(x, weight, bias, self.pool, self._step))
 
 
-class StateSlots:
+class StateSlots(_Slots):
     """Slots of a recurrence's state. The arrays of its methods are those of mlx-lm's functions, for tokens (T, 1)."""
-
-    def __init__(self, state: RecurrentState, slots: int, recurrences: Recurrences, step: RecurrentPass) -> None:
-        self.pool = recurrences.new_pool(slots, state.shape, state.dtype)
-        self._recurrences = recurrences
-        self._step = step
 
     @property
     def seen(self) -> StateSlots:
@@ -108,26 +122,29 @@ class StateSlots:
         norm: tuple[float, float] | None = None,
     ) -> Any:
         """Gated delta rule (T, 1, Hv, Dv); `norm` has the inverse scale and the epsilon of `Norm`."""
-        return self._recurrences.gated_delta(
+        out = self._recurrences.gated_delta(
             *(q, k, v, a, b, a_log, dt_bias, self.pool, self._step),
             lower_bound=lower_bound,
             largest_beta=largest_beta,
             norm=None if norm is None else Norm(*norm),
         )
+        return self._done(out)
 
     def selective(
         self, x: Any, a_log: Any, b: Any, c: Any, d: Any, dt: Any, dt_bias: Any, limits: tuple[float, float]
     ) -> Any:
         """State space model of Mamba 2 (T, 1, H, P)."""
-        return self._recurrences.selective(x, a_log, b, c, d, dt, dt_bias, self.pool, self._step, limits=limits)
+        return self._done(
+            self._recurrences.selective(x, a_log, b, c, d, dt, dt_bias, self.pool, self._step, limits=limits)
+        )
 
     def channels(self, x: Any, dt: Any, a_log: Any, b: Any, c: Any) -> Any:
         """State space model of Mamba 1 (T, 1, C), without the direct path."""
-        return self._recurrences.channels(x, dt, a_log, b, c, self.pool, self._step)
+        return self._done(self._recurrences.channels(x, dt, a_log, b, c, self.pool, self._step))
 
     def lightning(self, q: Any, k: Any, v: Any, logs: Any, scale: float) -> Any:
         """Lightning attention (T, 1, H, Dv)."""
-        return self._recurrences.lightning(q, k, v, logs, self.pool, self._step, scale=scale)
+        return self._done(self._recurrences.lightning(q, k, v, logs, self.pool, self._step, scale=scale))
 
 
 class RecurrentLayer:
@@ -144,12 +161,34 @@ class RecurrentLayer:
             for state in states
         ]
 
+        self._arrays = [entry.pool for entry in self.entries if isinstance(entry.pool, SlotArrays)]
+
     def __getitem__(self, index: int) -> Any:
         defer_norms()
         return self.entries[index].seen
 
     def __setitem__(self, index: int, value: Any) -> None:
         """Drop a state: the slots have it."""
+
+    def take_written(self) -> list[Any]:
+        """Return the arrays of the last pass that are there once its states are, and forget them."""
+        return [array for entry in self.entries for array in entry.take_written()]
+
+    def detach(self, slot: int) -> None:
+        """Keep a slot's states while the sequence goes on that wrote them."""
+        for pool in self._arrays:
+            pool.detach(slot)
+
+    def clear(self, slot: int) -> None:
+        """Free a slot's states, where they are arrays."""
+        for pool in self._arrays:
+            pool.clear(slot)
+
+    def free(self) -> None:
+        """Free the pools."""
+        self._arrays.clear()
+        for entry in self.entries:
+            entry.pool = None
 
     def advance(self, count: int) -> None:
         """Do nothing, as a step's tokens are in its segments."""

@@ -22,6 +22,7 @@ class SlotArrays:
         self.dtype = dtype
         self._zeros: dict[int, Any] = {}
         self._places: list[tuple[Any, int] | None] = [None] * slots
+        self._written: list[Any] = []
 
     def read(self, sources: Sequence[int]) -> Any:
         """States (n, *shape) of slots, zeros where a sequence begins."""
@@ -30,9 +31,15 @@ class SlotArrays:
 
     def write(self, targets: Sequence[int], states: Any) -> None:
         """Put the rows of `states` (n, *shape) into slots."""
+        self._written.append(states)
         for row, target in enumerate(targets):
             if target != FRESH:
                 self._places[target] = states, row
+
+    def take_written(self) -> list[Any]:
+        """Return the arrays that were written since the last call, for their evaluation."""
+        written, self._written = self._written, []
+        return written
 
     def detach(self, slot: int) -> None:
         """Give a slot an array of its own: one that is kept while its row goes on would keep those of others."""

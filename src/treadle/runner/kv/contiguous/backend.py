@@ -22,19 +22,23 @@ from ....core.statistics import PrefixStatistics
 from ...forward.ragged import ForwardPass, RaggedBatch
 from ...forward.segments import ForwardOutput, KvSequence, RowSegment
 from ...mlxlm import Selection
+from ...recurrent.operations import RecurrentOperations
 from ..backend import Clock, LeastMemory, Live, WarmLimits, WarmPass
 from ..cost import KvCost
 from ..planned_attention import prefill_quantum, warm_passes
+from ..recurrent_group import ROW_SLOTS, RecurrentConfig, RecurrentGroup
+from ..slot_allocator import SlotTable
 from .buffer import STEP, Buffer
 from .layer import ContiguousLayer, ContiguousPass, PlacedSegment
 
 PREFIX_BLOCK = 32
 """Tokens of a block that can be reused."""
+_TEST_SLOTS = 16
 
 
 class _State:
-    """A sequence's buffers, one a layer, and its place in the index, which has `cached` of its tokens. The first
-    `committed` tokens are computed and known."""
+    """A sequence's buffers, one a layer, its recurrent states, and its place in the index, which has `cached` of its
+    tokens. The first `committed` tokens are computed and known. Others may go on from the positions `marks`."""
 
     def __init__(self, buffers: list[Buffer]) -> None:
         self.buffers = buffers
@@ -42,6 +46,8 @@ class _State:
         self.cached = 0
         self.node: Node | None = None
         self.shares = True
+        self.slots = SlotTable()
+        self.marks: list[int] = []
 
     @property
     def nbytes(self) -> int:
@@ -52,7 +58,8 @@ class _State:
 class ContiguousConfig:
     """Buffers for layers with `windows` (0: none) on `device`. `budget` bytes (0: no limit) hold sequences, each of
     which takes `cost`, and cached prefixes. `selection` chooses what the model's head sees. `latent` says of each layer
-    whether it holds latents (empty: none does)."""
+    whether it holds latents (empty: none does). `recurrent` layers have slots for `max_running` sequences (0: a few).
+    """
 
     windows: Sequence[int]
     selection: Selection | None
@@ -62,9 +69,19 @@ class ContiguousConfig:
     blocks: int = 0
     keep_prefixes: bool = True
     latent: Sequence[bool] = ()
+    recurrent: RecurrentConfig | None = None
+    max_running: int = 0
 
     name = "contiguous"
     fused = False
+
+    @property
+    def slots(self) -> int:
+        """Slots of recurrent states: those of running sequences, and as many for cached prefixes as a quarter of the
+        budget holds, at most as many again."""
+        assert self.recurrent is not None
+        own = ROW_SLOTS * self.max_running or _TEST_SLOTS
+        return own + (min(own, self.budget // 4 // self.recurrent.slot_bytes) if self.budget else own)
 
     def least_memory(self, max_running: int) -> LeastMemory:
         return self.cost.least_memory(max_running, STEP)
@@ -79,7 +96,6 @@ class ContiguousBackend:
     name = "contiguous"
     block = STEP
     lookahead = 0
-    sharing = Sharing.COPIED
     chunk_sizes: tuple[int, ...] = ()
 
     def __init__(self, config: ContiguousConfig, module: Any, live: Live) -> None:
@@ -94,14 +110,24 @@ class ContiguousBackend:
             ContiguousLayer(i, window, self._step, matmuls=matmuls, latent=latent[i])
             for i, window in enumerate(config.windows)
         ]
-        self._forward = ForwardPass(module, self.layers, config.selection)
+        self._recurrent = None
+        caches: list[Any] = self.layers
+        if config.recurrent is not None:
+            self._recurrent = RecurrentGroup(config.recurrent, config.slots, RecurrentOperations())
+            caches = config.recurrent.caches(self.layers, self._recurrent.layers)
+        self._forward = ForwardPass(module, caches, config.selection)
         self._index = PrefixIndex(PREFIX_BLOCK) if config.keep_prefixes else None
         self._store = BlockStore()
         self._looked_up = self._reused = 0
 
     @property
+    def sharing(self) -> Sharing:
+        return Sharing.COPIED if self._recurrent is None else Sharing.MARKED
+
+    @property
     def index(self) -> PrefixIndex | None:
-        return self._index
+        """None where there are recurrent layers: prefixes are reused where a state is, which no block shows."""
+        return self._index if self._recurrent is None else None
 
     def warm_passes(self, limits: WarmLimits) -> list[WarmPass]:
         return warm_passes(self._config.device, limits)
@@ -111,11 +137,12 @@ class ContiguousBackend:
         return 0 if self.prefill_quantum else 1
 
     def free_blocks(self) -> int:
-        held = sum(-(-state.buffers[0].end // STEP) for state in self._states())
+        held = sum(-(-state.buffers[0].end // STEP) for state in self._states() if state.buffers)
         return max(0, self.blocks - held)
 
     def kv_bytes(self) -> int:
-        return sum(state.nbytes for state in self._states())
+        held = sum(state.nbytes for state in self._states())
+        return held if self._recurrent is None else held + self._recurrent.slots.held * self._recurrent.slot_bytes
 
     def _states(self) -> list[_State]:
         return [sequence.kv for sequence in self._live.values() if sequence.kv is not None]
@@ -123,7 +150,10 @@ class ContiguousBackend:
     # Sequences ---------------------------------------------------------------------------------------------------
 
     def match(self, salt: str, tokens: Sequence[int]) -> int:
-        return 0 if self._index is None else self._index.find(salt, tokens).tokens
+        return 0 if self._index is None else self._reusable(self._index.find(salt, tokens)).tokens
+
+    def _reusable(self, found: Match) -> Match:
+        return found if self._recurrent is None else self._recurrent.slots.reusable(found)
 
     def reuse(self, wanted: Sequence[tuple[KvSequence, int]]) -> list[int]:
         return [self._reuse(sequence, count) for sequence, count in wanted]
@@ -134,10 +164,18 @@ class ContiguousBackend:
         if self._index is None:
             return 0
         self._looked_up += len(sequence.tokens) - 1
-        found = self._index.match(sequence.salt, sequence.tokens[:count], sequence.id)
+        found = self._reusable(self._index.match(sequence.salt, sequence.tokens[:count], sequence.id))
         if found.tokens:
             self._copy_prefix(state, found)
+        if self._recurrent is not None:
+            self._mark_places(self._index, state, sequence)
         return found.tokens
+
+    def _mark_places(self, index: PrefixIndex, state: _State, sequence: KvSequence) -> None:
+        """Mark the places that other prompts may go on from, as blocks end there: that at which the sequence parts from
+        cached blocks, and the last one before its end."""
+        ends = len(index.find(sequence.salt, sequence.tokens).nodes), (len(sequence.tokens) - 1) // PREFIX_BLOCK
+        state.marks = [end * PREFIX_BLOCK for end in ends if end * PREFIX_BLOCK > state.cached]
 
     def _copy_prefix(self, state: _State, found: Match) -> None:
         sizes = [PREFIX_BLOCK] * len(found.nodes) + ([found.agree] if found.last is not None else [])
@@ -148,6 +186,8 @@ class ContiguousBackend:
             keys, values = self._store.parts(layer, handles[skip:], sizes[skip:])
             buffer.begin_with(keys, values, skip * PREFIX_BLOCK)
         mx.eval([(buffer.keys, buffer.values) for buffer in state.buffers])
+        if self._recurrent is not None:
+            self._recurrent.slots.reuse(state.slots, handles[-1], found.tokens)
         self._store.copied_bytes += state.nbytes
         state.cached, state.node = len(found.nodes) * PREFIX_BLOCK, found.nodes[-1] if found.nodes else None
         self._reused += found.tokens
@@ -160,19 +200,31 @@ class ContiguousBackend:
         return _State([Buffer(window, PREFIX_BLOCK) for window in self._config.windows])
 
     def checkpoint(self, sequence: KvSequence, ends: Sequence[int]) -> None:
-        """Nothing to do: committed tokens can be reused wherever prompts part."""
+        """Mark positions whose recurrent states are kept. In other layers, committed tokens can be reused wherever
+        prompts part."""
+        state: _State | None = sequence.kv
+        if state is not None and self._recurrent is not None:
+            state.marks += [end // PREFIX_BLOCK * PREFIX_BLOCK for end in ends]
 
     def release(self, sequence: KvSequence) -> None:
         """The tokens behind the last whole block are cached as well."""
         state: _State | None = sequence.kv
         sequence.kv = None
-        if state is not None and self._index is not None and state.shares and state.cached < state.committed:
-            self._cache(state, sequence, sequence.tokens[state.cached : state.committed])
+        if state is not None and self._index is not None and state.shares:
+            if state.cached < state.committed:
+                self._cache(state, sequence, sequence.tokens[state.cached : state.committed])
+            last = state.node if state.shares else None
+            if last is not None and last.tokens == (state.committed - 1) % PREFIX_BLOCK + 1:
+                self._attach_state(state, state.committed, last)
             self._store.flush()
             self._trim()
+        if state is not None and self._recurrent is not None:
+            self._recurrent.slots.release(state.slots)
 
     def invalidate(self, sequences: Iterable[KvSequence]) -> None:
         for sequence in sequences:
+            if self._recurrent is not None and sequence.kv is not None:
+                self._recurrent.slots.release(sequence.kv.slots)
             sequence.kv = None
         self._step.clear()  # the pass that failed did not
 
@@ -181,10 +233,23 @@ class ContiguousBackend:
     def compute(self, segments: Sequence[RowSegment], previous: Any | None, *, hidden: bool = False) -> ForwardOutput:
         if not segments:
             return ForwardOutput()
+        if self._recurrent is None:
+            return self._run(segments, previous, hidden=hidden)
+        states: list[_State] = [segment.sequence.kv for segment in segments]
+        for segment, state in zip(segments, states, strict=True):
+            self._recurrent.slots.leave_behind(state.slots, segment.start, state.committed, state.marks)
+        *first, last = self._recurrent.waves(segments, [state.marks for state in states])
+        for wave in first:
+            mx.eval(self._run(wave, None).arrays)
+        return self._run(last, previous, hidden=hidden)
+
+    def _run(self, segments: Sequence[RowSegment], previous: Any | None, *, hidden: bool = False) -> ForwardOutput:
         batch = RaggedBatch(self.order(segments))
         self.begin(batch)
         done = self._forward.run(batch, previous, hidden=hidden)
         done.arrays = [(b.keys, b.values) for segment in batch.segments for b in segment.sequence.kv.buffers]
+        if self._recurrent is not None:
+            done.arrays += self._recurrent.take_written()
         self._step.clear()
         return done
 
@@ -200,6 +265,9 @@ class ContiguousBackend:
         self._step.singles = [one for one in placed if one.count == 1]
         self._step.longer = [one for one in placed if one.count > 1]
         self._step.positions = mx.array(batch.positions)
+        if self._recurrent is not None:
+            rows = [segment.sequence.kv.slots for segment in batch.segments]
+            self._recurrent.put(*map(mx.array, self._recurrent.begin(batch, rows)))
         for one in placed:  # a pass that is computed again writes over its first results
             for buffer in one.buffers:
                 buffer.cut(one.end - one.count)
@@ -229,7 +297,7 @@ class ContiguousBackend:
         if any(buffer.base > start for buffer in state.buffers):
             state.shares = False
             return
-        size = sum(buffer.nbytes * len(tokens) // buffer.keys.shape[2] for buffer in state.buffers)
+        size = max(1, sum(buffer.nbytes * len(tokens) // buffer.keys.shape[2] for buffer in state.buffers))
         handle = self._store.new_handle()
         done = self._index.insert(state.node, sequence.salt, tokens, handle, size, sequence.id)
         self._free(done.freed)
@@ -238,19 +306,30 @@ class ContiguousBackend:
             return
         if done.stored:
             self._store.put(handle, [buffer.between(start, end) for buffer in state.buffers])
+        if end in state.marks and done.node.tokens == len(tokens):
+            self._attach_state(state, end, done.node)
         state.cached, state.node = end, done.node
+
+    def _attach_state(self, state: _State, end: int, node: Node) -> None:
+        """Keep the recurrent state behind a block that ends at `end`."""
+        if self._recurrent is not None:
+            self._recurrent.slots.attach(state.slots, end, node.handle)
 
     def _trim(self) -> None:
         """Evict what the budget does not hold beside the live sequences."""
         if self._index is None or not self._config.budget:
             return
         over = self.kv_bytes() + self._index.size - self._config.budget
+        if self._recurrent is not None:
+            over += self._recurrent.slots.idle * self._recurrent.slot_bytes
         if over > 0:
             self._free(self._index.evict(over))
 
     def _free(self, freed: Sequence[Freed]) -> None:
         for handle, _ in freed:
             self._store.drop(handle)
+        if self._recurrent is not None:
+            self._recurrent.slots.detach(handle for handle, _ in freed)
 
     # The whole ---------------------------------------------------------------------------------------------------
 

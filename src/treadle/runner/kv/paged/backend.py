@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -23,22 +23,19 @@ from ...forward.batch_buckets import PROMPT_SIZES, decode_bucket, mixed_bucket, 
 from ...forward.ragged import ForwardPass, RaggedBatch
 from ...forward.segments import ForwardOutput, KvSequence, RowSegment, padding
 from ...mlxlm import Selection
-from ..backend import Clock, LeastMemory, Live, WarmLimits, WarmPass
-from ..cost import KvCost
+from ...recurrent.kernels import RecurrentKernels
+from ...recurrent.layer import Recurrences
+from ..backend import Clock, Live, WarmLimits, WarmPass
 from ..prefix_view import PrefixView
+from ..recurrent_group import RecurrentGroup
 from .copies import PageCopies
-from .kernels import Kernels
 from .layer import PagedLayer
+from .memory import SLACK, LayerConfig, PagedMemory
 from .page_allocator import PageAllocator, PageTable
 from .paged_pass import PAGE, LayerKind, PagedPass, table_rows
 from .tiling import COUNT, FIRST, POSITION
 from .warm_passes import compiled_passes, kernel_passes
 from .window_pages import WindowPages
-
-SLACK = PAGE
-"""Tokens behind a window that are kept: a sequence may go back by so many."""
-_LEAST_PAGES = 2
-"""Pages that the smallest warm-up steps take: one for each of two sequences."""
 
 
 @dataclass(slots=True, eq=False)
@@ -51,97 +48,21 @@ class _State:
     full: int = PAGE
 
 
-class LayerConfig(NamedTuple):
-    """One layer's `window` (0: none), and the `kernels` that read its heads; layers of one shape have the same."""
-
-    window: int
-    kernels: Kernels
-
-
-def uniform(windows: Iterable[int], kernels: Kernels) -> list[LayerConfig]:
-    """Layers of one shape."""
-    return [LayerConfig(window, kernels) for window in windows]
-
-
 @dataclass(frozen=True)
-class PagedConfig:
-    """`pages` pages for `layers`. `selection` chooses what the model's head sees. `decoder`, if any, computes passes
-    with fused layers in place of the model.
+class PagedConfig(PagedMemory):
+    """The backend with that memory. `selection` chooses what the model's head sees. `decoder`, if any, computes passes
+    with fused layers in place of the model; `recurrences` computes recurrent layers."""
 
-    Steps compute at most `step_tokens` tokens of `max_running` sequences (0: not known). Where some layers see all
-    tokens, those with a window have pages of their own, for the tokens that such sequences can see.
-    """
-
-    layers: Sequence[LayerConfig]
     selection: Selection | None
-    pages: int
     keep_prefixes: bool = True
     decoder: Any | None = None
-    max_running: int = 0
-    step_tokens: int = 0
+    recurrences: Recurrences = field(default_factory=RecurrentKernels)
 
     name = "paged"
 
     @property
     def fused(self) -> bool:
         return self.decoder is not None
-
-    @property
-    def int8(self) -> bool:
-        """Whether keys and values are stored as int8."""
-        return self.layers[0].kernels.int8
-
-    @property
-    def windows(self) -> list[int]:
-        """The windows of groups of layers with pages of their own, ascending."""
-        windows = {layer.window for layer in self.layers}
-        return sorted(windows - {0}) if 0 in windows else []
-
-    @property
-    def page_bytes(self) -> int:
-        """Bytes of a page in all layers without pages of their own."""
-        return self.page_bytes_of(0) if self.windows else sum(layer.kernels.page_bytes for layer in self.layers)
-
-    @property
-    def cost(self) -> KvCost:
-        """Memory of a sequence, by the token and at most for its windows."""
-        row_bytes = sum(self._seen_pages(window) * self.page_bytes_of(window) for window in self.windows)
-        return KvCost(self.page_bytes // PAGE, row_bytes)
-
-    def window_pages(self, window: int) -> int:
-        """Pages of the layers with `window`: for all tokens where these are fewer than what sequences see, which is
-        enough then, as each token has a page in the other layers."""
-        if not self.max_running or not self.step_tokens:
-            return self.pages
-        return min(self.pages, self._most_pages(window))
-
-    def with_memory(self, budget: int) -> PagedConfig:
-        """This backend with as many pages as `budget` bytes hold."""
-        each = self.page_bytes + sum(map(self.page_bytes_of, self.windows))
-        if self.max_running and self.step_tokens:
-            for window in sorted(self.windows, key=self._most_pages):
-                most = self._most_pages(window)
-                if budget // each > most:
-                    budget -= most * self.page_bytes_of(window)
-                    each -= self.page_bytes_of(window)
-        return replace(self, pages=budget // each)
-
-    def page_bytes_of(self, window: int) -> int:
-        """Bytes of a page in all layers with this window."""
-        return sum(layer.kernels.page_bytes for layer in self.layers if layer.window == window)
-
-    def _seen_pages(self, window: int) -> int:
-        """The most pages that a sequence holds of a window, whatever of its tokens is in flight."""
-        return -(-(window + SLACK) // PAGE) + 2
-
-    def _most_pages(self, window: int) -> int:
-        """Pages with which sequences never lack one, and as many again to keep the windows of cached prefixes."""
-        in_flight = 2 * -(-self.step_tokens // PAGE)
-        return 2 * self.max_running * self._seen_pages(window) + in_flight
-
-    def least_memory(self, max_running: int) -> LeastMemory:
-        each = self.page_bytes + sum(map(self.page_bytes_of, self.windows))
-        return LeastMemory(_LEAST_PAGES * each, f"{_LEAST_PAGES} pages", "give more `memory`")
 
     def build(self, module: Any, live: Live, clock: Clock = time.monotonic) -> PagedBackend:
         return PagedBackend(self, module, live)
@@ -165,11 +86,21 @@ class PagedBackend:
         self._window_bytes = [config.page_bytes_of(window) for window in config.windows]
         self._step = PagedPass(self._shapes)
         self.layers = [self._new_layer(layer, config) for layer in config.layers]
-        self._forward = ForwardPass(config.decoder or module, self.layers, config.selection, self._step.put)
+        self._recurrent = None
+        caches: list[Any] = self.layers
+        if config.recurrent is not None:
+            self._recurrent = RecurrentGroup(config.recurrent, config.slots, config.recurrences)
+            caches = config.recurrent.caches(self.layers, self._recurrent.layers)
+        self._forward = ForwardPass(config.decoder or module, caches, config.selection, self._step.put)
         windows = [WindowPages(config.window_pages(window), PAGE, window, SLACK) for window in config.windows]
-        self._copies = PageCopies(self.layers, self._step.put)
+        self._copies = PageCopies(self.layers, 1 + len(windows), self._step.put)
         self._pages = PageAllocator(
-            config.pages, PAGE, self._copies.add, keep_prefixes=config.keep_prefixes, windows=windows
+            config.pages,
+            PAGE,
+            self._copies.add,
+            keep_prefixes=config.keep_prefixes,
+            windows=windows,
+            slots=None if self._recurrent is None else self._recurrent.slots,
         )
 
     def _new_layer(self, layer: LayerConfig, config: PagedConfig) -> PagedLayer:
@@ -182,11 +113,12 @@ class PagedBackend:
 
     @property
     def sharing(self) -> Sharing:
-        return Sharing.HELD_MARKED if self._pages.windows else Sharing.HELD
+        return Sharing.HELD_MARKED if self._pages.windows or self._recurrent is not None else Sharing.HELD
 
     @property
     def index(self) -> PrefixIndex | None:
-        return self._pages.index
+        """None where there are recurrent layers: prefixes are reused where a state is, which no block shows."""
+        return self._pages.index if self._recurrent is None else None
 
     @property
     def chunk_sizes(self) -> tuple[int, ...]:
@@ -204,7 +136,8 @@ class PagedBackend:
 
     def kv_bytes(self) -> int:
         own = zip(self._pages.windows, self._window_bytes, strict=True)
-        return self._pages.held * self._page_bytes + sum(pages.held * size for pages, size in own)
+        held = self._pages.held * self._page_bytes + sum(pages.held * size for pages, size in own)
+        return held if self._recurrent is None else held + self._recurrent.slots.held * self._recurrent.slot_bytes
 
     # Sequences ---------------------------------------------------------------------------------------------------
 
@@ -229,11 +162,11 @@ class PagedBackend:
             sequence.kv = _State(self._pages.new_table(sequence.id, sequence.salt))
 
     def checkpoint(self, sequence: KvSequence, ends: Sequence[int]) -> None:
-        """Mark positions whose windows are kept. In other layers, committed tokens can be reused wherever prompts
-        part."""
+        """Mark positions whose windows and recurrent states are kept. In other layers, committed tokens can be reused
+        wherever prompts part."""
         state: _State | None = sequence.kv
         if state is not None:
-            state.table.marks.extend(ends)
+            state.table.marks += ends if self._recurrent is None else [end // PAGE * PAGE for end in ends]
 
     def commit(self, segments: Iterable[RowSegment]) -> None:
         for segment in segments:
@@ -264,10 +197,24 @@ class PagedBackend:
     def compute(self, segments: Sequence[RowSegment], previous: Any | None, *, hidden: bool = False) -> ForwardOutput:
         if not segments:
             return ForwardOutput()
+        if self._recurrent is None:
+            return self._run(segments, previous, hidden=hidden)
+        states: list[_State] = [segment.sequence.kv for segment in segments]
+        for segment, state in zip(segments, states, strict=True):
+            table = state.table
+            self._recurrent.slots.leave_behind(table.slots, segment.start, state.committed, table.marks)
+        *first, last = self._recurrent.waves(segments, [state.table.marks for state in states])
+        for wave in first:
+            mx.async_eval(self._run(wave, None).arrays)  # type: ignore[no-untyped-call]
+        return self._run(last, previous, hidden=hidden)
+
+    def _run(self, segments: Sequence[RowSegment], previous: Any | None, *, hidden: bool = False) -> ForwardOutput:
         batch = RaggedBatch(self.order(segments), in_buckets=self.in_buckets)
         self.begin(batch)
         done = self._forward.run(batch, previous, hidden=hidden)
-        done.arrays = [self.layers[-1].written]  # computed from all other layers'
+        done.arrays = [self.layers[-1].written] if self.layers else []  # computed from all other layers'
+        if self._recurrent is not None:
+            done.arrays += self._recurrent.take_written()
         return done
 
     def order(self, segments: Sequence[RowSegment]) -> list[RowSegment]:
@@ -298,7 +245,11 @@ class PagedBackend:
             pages = [window.grow(table, end) for table, end in zip(own, ends, strict=True)]
             skipped = np.array([table.first for table in own], np.int32)
             rows.append(table_rows(pages, skipped, batch, tokens))
-        self._step.begin(lines, positions, rows)
+        if self._recurrent is None:
+            self._step.begin(lines, positions, rows)
+            return
+        slots = [None if segment.padding else segment.sequence.kv.table.slots for segment in batch.segments]
+        self._recurrent.put(*self._step.begin(lines, positions, rows, self._recurrent.begin(batch, slots)))
 
     def copies_pages(self) -> bool:
         """Whether copies of first pages over last ones equal them; destroys what they hold."""
@@ -316,6 +267,8 @@ class PagedBackend:
         for layer in self.layers:
             layer.pool.free()
             layer.written = None
+        if self._recurrent is not None:
+            self._recurrent.close()
         mx.clear_cache()  # memory that stays on the host is in it, too
 
     def reset(self) -> int:

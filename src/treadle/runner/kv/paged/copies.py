@@ -16,11 +16,11 @@ _Copies = dict[int, int]
 
 
 class PageCopies:
-    """Queued copies of pages in the pools of `layers`, in all layers of a table at once."""
+    """Queued copies of pages in the pools of `layers`, in all layers of one of `count` tables at once."""
 
-    def __init__(self, layers: Sequence[PagedLayer], put: Put) -> None:
+    def __init__(self, layers: Sequence[PagedLayer], count: int, put: Put) -> None:
         self._put = put
-        tables = sorted({layer.kind.table for layer in layers})
+        tables = range(count)
         self._groups = [_by_kernels([layer for layer in layers if layer.kind.table == table]) for table in tables]
         self._queued: list[_Copies] = [{} for _ in tables]
 
@@ -56,7 +56,8 @@ class PageCopies:
         """Whether a copy of each pool's first page over the last one equals it; destroys what they hold."""
         pools = [pool for group in self._groups for _, pools in group for pool in pools]
         for table, group in enumerate(self._groups):
-            self.add(table, 0, group[0][1][0].data.shape[0] - 1)
+            if group:
+                self.add(table, 0, group[0][1][0].data.shape[0] - 1)
         self.launch()
         arrays = [array for pool in pools for array in (pool.data, pool.scales) if array is not None]
         return all(mx.array_equal(array[0], array[-1]).item() for array in arrays)

@@ -3,7 +3,7 @@
 A page is free, one sequence's own, or the index's. A full page is offered to the prefix index, and from then on every
 sequence that begins with the same tokens holds it there, in place. A page that only the index holds is evicted when
 one is needed. Layers with a sliding window have tables and pages of their own beside these (`window_pages`), recurrent
-layers have slots (`state_slots`).
+layers have slots (`slot_allocator`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from ....cache.prefix_index import Freed, Match, PrefixIndex
 from ....cache.prefix_node import Node
-from ..state_slots import SlotTable, StateSlots
+from ..slot_allocator import SlotAllocator, SlotTable
 from .window_pages import WindowPages, WindowTable
 
 WORTH_COPYING = 4
@@ -72,13 +72,13 @@ class PageAllocator:
         *,
         keep_prefixes: bool,
         windows: Sequence[WindowPages] = (),
-        slots: StateSlots | None = None,
+        slots: SlotAllocator | None = None,
     ) -> None:
         self.count = count
         self.size = size
         self.windows = windows
         self.slots = slots
-        self._others: list[WindowPages | StateSlots] = [*windows, *([] if slots is None else [slots])]
+        self._others: list[WindowPages | SlotAllocator] = [*windows, *([] if slots is None else [slots])]
         self.index = PrefixIndex(size) if keep_prefixes else None
         self.looked_up = self.reused = self.copied_pages = 0
         self._copy = copy
@@ -201,7 +201,7 @@ class PageAllocator:
             self._offer(mine, tokens[at * self.size : (at + 1) * self.size])
         if self.slots is not None:
             for seen in list(mine.slots.states):
-                if 0 < seen <= mine.shared * self.size and seen % self.size == 0:
+                if seen in mine.marks and seen % self.size == 0 and seen <= mine.shared * self.size:
                     self.slots.attach(mine.slots, seen, mine.nodes[seen // self.size - 1].handle)
 
     def _offer(self, mine: PageTable, tokens: Sequence[int]) -> None:
@@ -229,15 +229,16 @@ class PageAllocator:
         own: list[int] = mine.pages[mine.shared :].tolist()
         if self.index is not None:
             tail = tokens[mine.shared * self.size : (mine.shared + 1) * self.size]
+            last = mine.nodes[-1] if mine.nodes else None
             if tail and mine.shares and own:
-                parent = mine.nodes[-1] if mine.nodes else None
-                done = self.index.insert(parent, mine.salt, tail, own[0], 1, mine.request)
+                done = self.index.insert(last, mine.salt, tail, own[0], 1, mine.request)
                 if done.stored:
                     self._attach(mine, mine.shared, own[0])
-                    if self.slots is not None:
-                        self.slots.attach(mine.slots, len(tokens), own[0])
                     own = own[1:]
                 self._give(done.freed)
+                last = done.node if done.node is not None and done.node.tokens == len(tail) else None
+            if self.slots is not None and last is not None and mine.shares and tokens:
+                self.slots.attach(mine.slots, len(tokens), last.handle)
         for pages, table in zip(self.windows, mine.windows, strict=True):
             pages.release(table)
         if self.slots is not None:

@@ -92,14 +92,21 @@ class PagedPass:
     @property
     def short(self) -> int:
         """The most tokens of a segment for the decode kernels of all shapes."""
-        return min(kernels.short for kernels in self.shapes)
+        return min((kernels.short for kernels in self.shapes), default=1)
 
     @property
     def int8(self) -> bool:
-        return self.shapes[0].int8
+        return any(kernels.int8 for kernels in self.shapes)
 
-    def begin(self, segments: Segments, positions: npt.NDArray[np.int32], rows: Sequence[TableRows]) -> None:
-        """Start the next step; `segments` begin with the short ones, and `rows` are the pages of each table."""
+    def begin(
+        self,
+        segments: Segments,
+        positions: npt.NDArray[np.int32],
+        rows: Sequence[TableRows],
+        others: Sequence[npt.NDArray[np.int32]] = (),
+    ) -> list[Any]:
+        """Start the next step; `segments` begin with the short ones, and `rows` are the pages of each table. Return
+        `others` on the device: they are copied with the step's own arrays."""
         if self.counters[0] is None:  # one for each kernel: they may run at the same time
             self.counters = (mx.zeros(COUNTERS, mx.int32), mx.zeros(COUNTERS, mx.int32))
             mx.eval(self.counters)
@@ -111,11 +118,12 @@ class PagedPass:
         for of in rows:
             arrays += [of.slots, *self._pages(of, short)]
         made = {key: self._plan(*key) for key in self._keys(self.kinds)}
-        staged = iter(self._staging.put(*arrays, *(tiles.items for tiles in made.values())))
+        staged = iter(self._staging.put(*arrays, *(tiles.items for tiles in made.values()), *others))
         self.positions = next(staged)
         for table in tables:
             table.slots, table.pages = next(staged), (next(staged), next(staged))
         self.tiles = {key: replace(tiles, items=next(staged)) for key, tiles in made.items()}
+        return list(staged)
 
     def _split(self, segments: Segments, rows: TableRows, short: int) -> dict[bool, Segments]:
         """The segments of each kernel, with the place at which the page of position 0 of each one is, or would be."""

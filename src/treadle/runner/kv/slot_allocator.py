@@ -7,15 +7,20 @@ prompts that begin with exactly its tokens: it is attached to the block of the p
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
+from ...cache.prefix_index import Match
 from .block_resources import BlockResources
 
 NO_SLOT = -1
+
+
+def _ignored(slot: int) -> None:
+    """Do nothing with a slot."""
 
 
 @dataclass(slots=True, eq=False)
@@ -25,16 +30,31 @@ class SlotTable:
     states: dict[int, int] = field(default_factory=dict)
 
 
-class StateSlots(BlockResources):
-    """`count` slots."""
+class SlotAllocator(BlockResources):
+    """`count` slots. `keep` is called with each one that is attached to a block, `clear` with each one that is free
+    again."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(
+        self, count: int, keep: Callable[[int], None] = _ignored, clear: Callable[[int], None] = _ignored
+    ) -> None:
         super().__init__(count, "slots for recurrent states")
+        self._keep = keep
+        self._clear = clear
 
     def usable(self, handles: Sequence[int]) -> npt.NDArray[np.bool_]:
         """Return whether the first n of the blocks with `handles` can be reused, for each n from 0 on: the last one has
         a state."""
         return np.array([True, *map(self.has, handles)])
+
+    def reusable(self, found: Match) -> Match:
+        """The part of a match after which there is a state: all of it, or whole blocks."""
+        last = found.last
+        if last is not None and found.agree == last.tokens and self.has(last.handle):
+            return found
+        nodes = found.nodes
+        while nodes and not self.has(nodes[-1].handle):
+            nodes = nodes[:-1]
+        return Match(nodes, tokens=sum(node.tokens for node in nodes))
 
     def reuse(self, mine: SlotTable, handle: int, tokens: int) -> None:
         """Begin an empty table with the state of a block, which has seen `tokens` tokens."""
@@ -59,7 +79,13 @@ class StateSlots(BlockResources):
         """Attach the state after `tokens` tokens, if the sequence has it, to the block that ends there."""
         slot = mine.states.get(tokens)
         if slot is not None:
-            mine.states[tokens] = self._attach(slot, handle)
+            mine.states[tokens] = kept = self._attach(slot, handle)
+            if kept == slot:
+                self._keep(slot)
+
+    def _recycle(self, unit: int) -> None:
+        super()._recycle(unit)
+        self._clear(unit)
 
     def release(self, mine: SlotTable) -> None:
         """Let go of all states."""

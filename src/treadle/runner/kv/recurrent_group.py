@@ -1,0 +1,116 @@
+"""The recurrent layers of a backend: their states in slots, and their part of each step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+from msgspec.structs import replace
+
+from ..forward.batch_buckets import mixed_bucket
+from ..forward.ragged import RaggedBatch
+from ..forward.segments import RowSegment
+from ..mlxlm import RecurrentState
+from ..recurrent.layer import Recurrences, RecurrentLayer
+from ..recurrent.step import FRESH, PADDING, RecurrentPass, SlotSegment, tables
+from .slot_allocator import NO_SLOT, SlotAllocator, SlotTable
+
+T = TypeVar("T")
+ROW_SLOTS = 2
+"""Slots of a live sequence: the state that a step reads, and the one that it writes."""
+
+
+@dataclass(frozen=True)
+class RecurrentConfig:
+    """The states of a model's caches, in their order: those of each recurrent layer, and None for other layers. `lists`
+    has the number of caches in each of the model's lists of caches, 0 for a cache that is in none."""
+
+    states: Sequence[Sequence[RecurrentState] | None]
+    lists: Sequence[int]
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of a slot in all layers."""
+        return sum(state.nbytes for layer in self.states if layer is not None for state in layer)
+
+    def caches(self, others: Sequence[Any], recurrent: Sequence[Any]) -> list[Any]:
+        """Arrange the caches of recurrent and of `others` layers as the model has them."""
+        rest, slots = iter(others), iter(recurrent)
+        leaves = iter([next(rest) if states is None else next(slots) for states in self.states])
+        return [[next(leaves) for _ in range(count)] if count else next(leaves) for count in self.lists]
+
+
+class RecurrentGroup:
+    """Layers of `config` with `slots` slots, whose states `recurrences` compute."""
+
+    def __init__(self, config: RecurrentConfig, slots: int, recurrences: Recurrences) -> None:
+        self.step = RecurrentPass()
+        self.slots = SlotAllocator(slots, self._keep, self._clear)
+        self.layers = [
+            RecurrentLayer(states, slots, recurrences, self.step) for states in config.states if states is not None
+        ]
+        self.slot_bytes = config.slot_bytes
+
+    def _keep(self, slot: int) -> None:
+        """Keep a slot's states while its sequence goes on."""
+        for layer in self.layers:
+            layer.detach(slot)
+
+    def _clear(self, slot: int) -> None:
+        for layer in self.layers:
+            layer.clear(slot)
+
+    def waves(self, segments: Sequence[RowSegment], marks: Sequence[Sequence[int]]) -> list[list[RowSegment]]:
+        """Passes for `segments`, split at `marks`, positions whose states are kept: one for each part of the segment
+        that has most. All last parts are in the last one."""
+        split = [_parts(segment, own) for segment, own in zip(segments, marks, strict=True)]
+        if sum(map(len, split)) - len(split) > self.slots.available - ROW_SLOTS * len(split):
+            return [list(segments)]  # snapshots are not worth a sequence's own slots
+        count = max(map(len, split))
+        return [[parts[i] for parts in split if (i := wave - count + len(parts)) >= 0] for wave in range(count)]
+
+    def begin(self, batch: RaggedBatch, rows: Sequence[SlotTable | None]) -> list[npt.NDArray[np.int32]]:
+        """Begin a pass over `batch`, whose sequences have `rows` (None for padding). Return the arrays to copy to the
+        device for `put`. Raises MemoryError where no slot is left."""
+        self._segments = [
+            self._placed(segment, first, row)
+            for segment, first, row in zip(batch.segments, batch.firsts.tolist(), rows, strict=True)
+        ]
+        table, of_tokens = tables(self._segments)
+        lines = mixed_bucket(len(table))
+        return [np.concatenate([table, np.zeros((lines - len(table), 4), np.int32)]), of_tokens]
+
+    def put(self, table: Any, rows: Any) -> None:
+        """Take the arrays of `begin`, on the device."""
+        self.step.begin(self._segments, table, rows)
+
+    def _placed(self, segment: RowSegment, first: int, row: SlotTable | None) -> SlotSegment:
+        if row is None:
+            return SlotSegment(first, len(segment.tokens), PADDING, FRESH)
+        source, target = self.slots.advance(row, segment.start, segment.end)
+        return SlotSegment(first, len(segment.tokens), FRESH if source == NO_SLOT else source, target)
+
+    def close(self) -> None:
+        """Free the states."""
+        for layer in self.layers:
+            layer.free()
+
+    def take_written(self) -> list[Any]:
+        """Return arrays that are there once all states of the last pass are."""
+        return [array for layer in self.layers for array in layer.take_written()]
+
+
+def _parts(segment: RowSegment, marks: Sequence[int]) -> list[RowSegment]:
+    """The segment, split at `marks`; whole where logits or hidden states of several tokens are needed."""
+    inside = sorted({mark for mark in marks if segment.start < mark < segment.end})
+    if not inside or segment.wants > 1 or segment.hidden > 1:
+        return [segment]
+    parts = [
+        replace(segment, tokens=segment.tokens[start - segment.start : end - segment.start], start=start)
+        for start, end in pairwise([segment.start, *inside, segment.end])
+    ]
+    return [*(replace(part, wants=0, picks=False, previous=-1, hidden=0) for part in parts[:-1]), parts[-1]]
