@@ -41,6 +41,8 @@ _WIDE_WAYS = ((32, 4, 2), (16, 4, 2)), ((64, 8, 2), (32, 8, 2), (16, 8, 2))
 """Cached tokens that a block of the wide kernel reads together, its warps, and tiles of its ring: where two blocks
 share a multiprocessor, and where one has it."""
 _FEW_WARPS = 4
+_DECODE_WIDE = WIDE_ROWS[1]
+"""The most packed rows of a short segment in the wide kernel."""
 _STATIC, _FLAGS, _WIDE_STATIC = 1024, 272, 128
 """Bytes of a block's shared memory that the device or a kernel reserves, those that the decode kernel does, and those
 that the wide kernel does."""
@@ -260,7 +262,7 @@ class Kernels(PoolKernels):
 
     def check_memory(self) -> None:
         """Raise Unsupported where a block of the device has too little shared memory for the kernels."""
-        needs = self._wide_memory(WIDE_ROWS[0], *_WIDE_WAYS[1][-1])
+        needs = self._wide_memory(_DECODE_WIDE, *_WIDE_WAYS[1][-1])
         if not self.wide:
             decode = 0 if not self.short else self._decode_memory(*_RINGS[-1])
             needs = max(decode, self._prefill_memory(_PREFILL_TILES[-1]))
@@ -306,7 +308,7 @@ class Kernels(PoolKernels):
         return rows * keys + of_tokens + rows * (tile * 2 + 16) + rows * 4 * (across + 2)
 
     def _wide_way(self, rows: int) -> tuple[int, int, int]:
-        """The way of the wide kernel's blocks for tiles of so many rows, which must fit."""
+        """Cached tokens, warps and stages of the wide kernel's blocks for tiles of so many rows."""
         asked = self.wide_way
         if asked is not None and self._fits(rows, asked, 2 if asked[1] == _FEW_WARPS else 1):
             return asked
@@ -352,10 +354,6 @@ class Kernels(PoolKernels):
         body = body.replace("ROTATED", "rotated" if self.latent else "(const T*)nullptr")
         body = body.replace("SINK_OF_HEAD", "sinks" if self.sinks else "(const T*)nullptr")
         return self.kernel(name, inputs, ["out"], body, files=files, shared_memory=memory)
-
-
-_DECODE_WIDE = WIDE_ROWS[1]
-"""The most packed rows of a short segment in the wide kernel."""
 
 
 def _is_wide(dim: int, value_dim: int, latent: bool) -> bool:
