@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 import mlx.core as mx
 
 from ..device.cuda import CudaKernel, bits_of
-from ..unsupported import Unsupported
 from ..mlxlm import RecurrentState
+from ..unsupported import Unsupported
 from .step import Norm, RecurrentPass
 
 _FILES = ("device/numbers.cuh", "recurrent/recurrence.cuh", "recurrent/convolution.cuh")
