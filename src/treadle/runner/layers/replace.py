@@ -1,0 +1,162 @@
+"""Replacement of a model's layers by faster ones, by their class.
+
+A maker gets a layer and returns faster methods for it. The layer stays in the model, with its weights and attributes,
+and so its own methods can be used again: for the reference logits, and where a self-test fails.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import mlx.core as mx
+
+from ..device.owner_thread import mlx_runtime
+from ..device.self_test import FAULTS
+
+_log = logging.getLogger(__name__)
+
+Method = Callable[..., Any]
+_TOLERANCE = {mx.float32: 1e-4, mx.float16: 0.01, mx.bfloat16: 0.05}
+"""Largest difference of an output, relative to the largest output: a few roundings of its type."""
+
+
+@dataclass(frozen=True)
+class Faster:
+    """Faster `methods` of one layer by their names, which take the same arguments as its own and return the same.
+
+    Layers of one `kind` are computed in the same way: one of them is tested, with each of the `examples`, which are
+    arguments of the methods. `label` names the kind for operators.
+    """
+
+    methods: Mapping[str, Method]
+    kind: Hashable
+    label: str
+    examples: Callable[[], Iterable[tuple[Any, ...]]]
+
+
+Maker = Callable[[Any], Faster | None]
+"""A function from a layer to its faster methods; None where its own are as fast."""
+Makers = Mapping[str, Maker]
+"""Makers by the full name of a layer's class, such as "mlx.nn.layers.linear.Linear": mlx-lm's own need no import."""
+
+
+class ReplacedLayers:
+    """The layers of `module` for which `makers` have faster methods that passed their self-tests.
+
+    They are in use after `install`, until `remove`. `rejected` are the reasons against others, by their labels.
+    """
+
+    def __init__(self, module: Any, makers: Makers) -> None:
+        self.rejected: dict[str, str] = {}
+        self.installed = False
+        self._layers = list(self._tested(module, makers))
+
+    def __len__(self) -> int:
+        return len(self._layers)
+
+    def install(self) -> None:
+        """Use the faster methods from now on."""
+        if not self.installed:
+            for layer, methods in self._layers:
+                _install(layer, methods)
+        self.installed = True
+
+    def remove(self) -> None:
+        """Use the layers' own methods from now on."""
+        if self.installed:
+            for layer, methods in self._layers:
+                _remove(layer, methods)
+        self.installed = False
+
+    @contextmanager
+    def originals(self) -> Iterator[None]:
+        """Use the layers' own methods inside the block."""
+        installed = self.installed
+        self.remove()
+        try:
+            yield
+        finally:
+            if installed:
+                self.install()
+
+    def _tested(self, module: Any, makers: Makers) -> Iterator[tuple[Any, Mapping[str, Method]]]:
+        reasons: dict[Hashable, str] = {}
+        for layer in {id(one): one for one in module.modules()}.values():
+            maker = makers.get(_full_name(type(layer)))
+            faster = None if maker is None else maker(layer)
+            if faster is None:
+                continue
+            if faster.kind not in reasons:
+                reasons[faster.kind] = reason = _reason_against(layer, faster)
+                if reason:
+                    self._reject(faster.label, reason)
+            if not reasons[faster.kind]:
+                yield layer, faster.methods
+
+    def _reject(self, label: str, reason: str) -> None:
+        _log.warning("%s failed their self-test (%s): MLX's own are used, which are slower", label, reason)
+        self.rejected[label] = reason
+
+
+def _reason_against(layer: Any, faster: Faster) -> str:
+    """Return why the faster methods may not be used; empty where they give what the layer's own do."""
+    try:
+        with mlx_runtime(f"testing {faster.label}"):
+            for arguments in faster.examples():
+                for name, method in faster.methods.items():
+                    own = getattr(type(layer), name)(layer, *arguments)
+                    if reason := _difference(own, method(*arguments)):
+                        return f"{reason}, with {_shapes(arguments)}"
+    except FAULTS as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def _difference(own: Any, found: Any) -> str:
+    if own.shape != found.shape or own.dtype != found.dtype:
+        return f"its result is {found.shape} in {found.dtype}, not {own.shape} in {own.dtype}"
+    own, found, least = own.astype(mx.float32), found.astype(mx.float32), _TOLERANCE[own.dtype]
+    worst = (mx.abs(own - found).max() / mx.maximum(mx.abs(own).max(), 1e-9)).item()
+    return "" if worst <= least else f"its result is {worst:.2g} of the largest one off"
+
+
+def _shapes(arguments: Iterable[Any]) -> str:
+    return ", ".join(str(one.shape) if isinstance(one, mx.array) else repr(one) for one in arguments)
+
+
+def _full_name(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _install(layer: Any, methods: Mapping[str, Method]) -> None:
+    for name, method in methods.items():
+        if name == "__call__":  # Python looks it up in the class
+            layer.faster_call = method
+            layer.__class__ = _calling(type(layer))
+        else:
+            setattr(layer, name, method)
+
+
+def _remove(layer: Any, methods: Mapping[str, Method]) -> None:
+    for name in methods:
+        if name == "__call__":
+            layer.__class__ = type(layer).__mro__[1]
+            del layer.faster_call
+        else:
+            delattr(layer, name)
+
+
+@cache
+def _calling(kind: type) -> type:
+    """A class like `kind`, in name and module, whose instances are called by their `faster_call`."""
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return self.faster_call(*args, **kwargs)
+
+    names = {"__call__": call, "__module__": kind.__module__, "__qualname__": kind.__qualname__}
+    return type(kind.__name__, (kind,), names)
