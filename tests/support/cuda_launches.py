@@ -13,6 +13,8 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+from treadle.runner.fused.quantization import AFFINE, MODES, Quantization
+
 LOWEST = -1e30
 
 
@@ -304,7 +306,9 @@ def _swiglu(launch: Launch) -> list[Any]:
 def _weights(launch: Launch) -> Any:
     """Return the dequantized weights of a launch."""
     codes, scales, biases = (launch.arrays[name] for name in "wsb")
-    return mx.dequantize(codes, scales, biases, group_size=launch.template["GROUP"], bits=launch.template["BITS"])
+    t = launch.template
+    way = Quantization(t["BITS"], t["GROUP"], MODES[t.get("MODE", 0)])
+    return way.dequantize(codes, scales, biases if way.mode == AFFINE else None)
 
 
 def _skinny_gemm(launch: Launch) -> list[Any]:

@@ -28,6 +28,7 @@ class KernelName(StrEnum):
     PREFILL_ATTENTION = "prefill_attention"
     PAGE_WRITES = "page_writes"
     FUSED_LAYERS = "fused_layers"
+    REPLACED_LAYERS = "replaced_layers"
     SKINNY_GEMM = "skinny_gemm"
     SMALL_GEMM = "small_gemm"
     DEQUANTIZE = "dequantize"
@@ -57,7 +58,8 @@ class KernelPolicy(StrEnum):
 
 
 class KernelStatus(msgspec.Struct, frozen=True):
-    """One kernel's state. `reason` says why it is not active; for the BLAS library that is active, which one it is."""
+    """One kernel's state. `reason` says why it is not active; of an active BLAS library, which one it is, and of
+    replaced layers, which ones they are."""
 
     name: KernelName
     state: KernelState

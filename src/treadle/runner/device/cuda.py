@@ -40,7 +40,8 @@ class CudaKernel:
         shared_memory: int = 0,
         strided: bool = False,
     ) -> None:
-        version = sha256((source + text(*files)).encode()).hexdigest()[:8]  # MLX keeps what it compiled by its name
+        whole = "\n".join([source, *inputs, *outputs, text(*files)])
+        version = sha256(whole.encode()).hexdigest()[:8]  # MLX keeps what it compiled by its name
         self._kernel: Any = mx.fast.cuda_kernel(
             name=f"treadle_{name}_{version}",
             input_names=list(inputs),

@@ -65,7 +65,7 @@ class FusedDecoder:
         self._selection = selection
         norm = getattr(inner.norm, "norm", inner.norm)
         self._norm = norm.weight
-        tools = Tools.of(kernels.kernel, _bytes(inner.layers[0]))
+        tools = Tools.of(kernels.kernel, _bytes(inner.layers[0]), kernels.dtype)
         self._layers = _shared_frequencies([_layer(layer, kernels.page, tools) for layer in inner.layers])
         self._inv_freq = {id(layer.inv_freq): layer.inv_freq for layer in self._layers}
         self._first_eps = inner.layers[0].input_layernorm.eps

@@ -14,15 +14,20 @@ from ...core.compute_path import KernelName, KernelState, KernelStatus
 from ..device.cuda import NewKernel
 from ..device.self_test import SelfTested, not_applicable
 from .dequantize import Dequantizer, dequantizer
+from .quantization import AFFINE, Quantization
 from .skinny_gemm import SkinnyGemm
 from .small_gemm import SmallGemm, small_gemm
-from .workspace import Workspace
+from .workspace import LaunchOrder, Workspace
 
 LIGHT = 120_000_000
 """The most bytes of a layer's weights with which an H200 waits for the host: that takes 75 us to start the layer's
 products through cuBLASLt, and the device some 30 us for all but reading the weights."""
 MANY_ROWS = 65
 """Rows from which on it pays to dequantize weights."""
+MLX_ROWS = 8
+"""Rows from which on MLX's quantized product on CUDA reads the weights once for all of them."""
+_MLX_COLUMNS = 64
+"""Columns of a tile of that product."""
 LEAST_ROWS = 2
 """Rows from which on kernels of ours are used for weights that are not quantized: for one row, MLX's is the fastest."""
 _HEAVY = "a layer's weights take longer to read than MLX's products take to start"
@@ -31,8 +36,7 @@ _SHAPES = "no weight of the model has a shape and type that it takes"
 
 @dataclass
 class MergedLinear:
-    """x W^T + b with W (N, K), quantized by `scales` and `biases` to `bits` in groups of `group`, or not (None, 16
-    bits).
+    """x W^T + b with W (N, K), quantized by `scales` and `biases` as `way` says, or not (None, 16 bits).
 
     Few rows go to `skinny`, many rows of quantized weights to `dequantizer`, dozens of others to `small`; where there
     is no such kernel, to MLX.
@@ -42,8 +46,7 @@ class MergedLinear:
     scales: Any | None
     biases: Any | None
     bias: Any | None
-    bits: int = 16
-    group: int = 0
+    way: Quantization | None = None
     skinny: SkinnyGemm | None = None
     small: SmallGemm | None = None
     dequantizer: Dequantizer | None = None
@@ -54,30 +57,42 @@ class MergedLinear:
 
     def __call__(self, x: Any) -> Any:
         """(T, N) of `x` (T, K)."""
-        skinny, least = self.skinny, LEAST_ROWS if self.scales is None else 1
+        skinny, least = self.skinny, LEAST_ROWS if self.way is None else 1
         if skinny is not None and least <= x.shape[0] <= skinny.most_rows:
             y = skinny(x)
-        elif self.scales is not None:
-            y = self._quantized(x)
+        elif self.way is not None:
+            y = self._quantized(x, self.way)
         elif self.small is not None and x.shape[0] >= LEAST_ROWS and self.small.pays(x.shape[0], self.weight):
             y = self.small(x, self.weight)
         else:
             return x @ self.weight.T if self.bias is None else mx.addmm(self.bias, x, self.weight.T)
         return y if self.bias is None else y + self.bias
 
-    def _quantized(self, x: Any) -> Any:
+    def _quantized(self, x: Any, way: Quantization) -> Any:
         if self.dequantizer is None or x.shape[0] < MANY_ROWS:
-            parts = self.weight, self.scales, self.biases
-            return mx.quantized_matmul(x, *parts, transpose=True, group_size=self.group, bits=self.bits)  # type: ignore[arg-type]
-        x, weight = self.dequantizer(x, self.weight, self.scales, self.biases, self.bits, self.group)
+            return multiply_quantized(x, way, self.weight, self.scales, self.biases)
+        x, weight = self.dequantizer(x, self.weight, self.scales, self.biases, way)
         if self.small is not None and self.small.pays(x.shape[0], weight):
-            return self.small(x, weight)
-        return x @ weight.T
+            return self.dequantizer.used(self.small(x, weight))
+        return self.dequantizer.used(x @ weight.T)
+
+
+def multiply_quantized(x: Any, way: Quantization, weight: Any, scales: Any, biases: Any | None) -> Any:
+    """x W^T by MLX for `x` (T, K) on CUDA, in the shape for which it is fastest.
+
+    MLX reads the weights once for each row where there are fewer than eight, and once where there are eight, unless
+    columns are too few for its tiles.
+    """
+    rows, columns = int(x.shape[0]), int(x.shape[1])
+    if not 1 < rows < MLX_ROWS or columns % max(_MLX_COLUMNS, way.group):
+        return way.multiply(x, weight, scales, biases)
+    return way.multiply(mx.pad(x, [(0, MLX_ROWS - rows), (0, 0)]), weight, scales, biases)[:rows]
 
 
 @dataclass(frozen=True)
 class Tools:
     """Kernels that the products of one model share; `kernel` makes them, and they leave partial sums in `workspace`.
+    Products that share inputs are launched in an `order`. `dtype` is the type of inputs, for weights that do not tell.
 
     `light` models have weights, not quantized, that are read in less time than the host takes to start MLX's products
     (18 us each through cuBLASLt on an H200, instead of 3): our kernels are used there.
@@ -86,11 +101,13 @@ class Tools:
     kernel: NewKernel
     workspace: Workspace
     light: bool = False
+    order: LaunchOrder | None = None
+    dtype: Any | None = None
 
     @classmethod
-    def of(cls, kernel: NewKernel, layer_bytes: int) -> Tools:
+    def of(cls, kernel: NewKernel, layer_bytes: int, dtype: Any | None = None) -> Tools:
         """The tools for a model with `layer_bytes` bytes of weights a layer."""
-        return cls(kernel, Workspace(mx.float32), layer_bytes <= LIGHT)
+        return cls(kernel, Workspace(mx.float32), layer_bytes <= LIGHT, dtype=dtype)
 
     @property
     def dequantizer(self) -> Dequantizer | None:
@@ -99,7 +116,7 @@ class Tools:
 
     @cached_property
     def _dequantizer(self) -> SelfTested[Dequantizer]:
-        return dequantizer(self.kernel)
+        return dequantizer(self.kernel, self.order)
 
     @cached_property
     def _small_gemm(self) -> SelfTested[SmallGemm]:
@@ -109,14 +126,19 @@ class Tools:
         """The kernel for dozens of rows of such a weight; None where it is not supported, or not worth while."""
         return self._small_gemm.kernel if self.light and SmallGemm.takes(outputs, columns, dtype) else None
 
-    def skinny(self, weight: Any, *parts: Any, bits: int = 16, group: int = 0) -> SkinnyGemm | None:
+    def skinny(self, weight: Any, *parts: Any, way: Quantization | None = None) -> SkinnyGemm | None:
         """The kernel for few rows of a weight with its scales and biases; None where it is not supported, or not worth
         while."""
-        if not parts and not self.light:
+        if way is None and not self.light:
             return None
         scales, biases = parts or (None, None)
+        bits, group, mode = way or (16, 0, AFFINE)
+        if mode != AFFINE:
+            return None
         try:
-            return SkinnyGemm(weight, scales, biases, bits, group, self.kernel, workspace=self.workspace)
+            return SkinnyGemm(
+                weight, scales, biases, bits, group, self.kernel, workspace=self.workspace, order=self.order
+            )
         except NotImplementedError:
             return None
 
@@ -145,33 +167,41 @@ def merge_linears(layers: Sequence[Any], tools: Tools, *, head: bool = False) ->
     if kinds == {nn.Linear}:
         plain, bias = _concatenated(layers, "weight"), _concatenated(layers, "bias")
         assert plain is not None
-        if head:
-            return MergedLinear(plain, None, None, bias)
-        return MergedLinear(
-            plain,
-            None,
-            None,
-            bias,
-            skinny=tools.skinny(plain),
-            small=tools.small(plain.shape[0], plain.shape[1], plain.dtype),
-        )
+        return MergedLinear(plain, None, None, bias) if head else linear(plain, bias, tools)
     if kinds != {nn.QuantizedLinear}:
         raise NotImplementedError(f"linear layers of {', '.join(kind.__name__ for kind in kinds)}")
-    ways = {(layer.bits, layer.group_size, getattr(layer, "mode", "affine")) for layer in layers}
+    ways = {Quantization.of(layer) for layer in layers}
     if len(ways) > 1:
         raise NotImplementedError("linear layers that are quantized in different ways")
-    ((bits, group, mode),) = ways
-    if mode != "affine":
-        raise NotImplementedError(f"weights quantized as {mode}")
+    (way,) = ways
     weight, scales, biases, bias = (_concatenated(layers, name) for name in ("weight", "scales", "biases", "bias"))
-    assert weight is not None
-    assert scales is not None
-    skinny = tools.skinny(weight, scales, biases, bits=bits, group=group)
+    return quantized_linear(weight, scales, biases, bias, way, tools, head=head)
+
+
+def linear(weight: Any, bias: Any | None, tools: Tools) -> MergedLinear:
+    """The product for a weight (N, K) of 16 bits."""
+    small = tools.small(weight.shape[0], weight.shape[1], weight.dtype)
+    return MergedLinear(weight, None, None, bias, skinny=tools.skinny(weight), small=small)
+
+
+def quantized_linear(
+    weight: Any,
+    scales: Any,
+    biases: Any | None,
+    bias: Any | None,
+    way: Quantization,
+    tools: Tools,
+    *,
+    head: bool = False,
+) -> MergedLinear:
+    """The product for a quantized weight. A `head` is not dequantized for many rows."""
+    dtype = scales.dtype if way.mode == AFFINE else tools.dtype
+    skinny = tools.skinny(weight, scales, biases, way=way)
     dequantizer = None if head else tools.dequantizer
-    if dequantizer is None or not dequantizer.takes(weight, scales, bits):
-        return MergedLinear(weight, scales, biases, bias, bits, group, skinny)
-    small = tools.small(weight.shape[0], weight.shape[1] * 32 // bits, scales.dtype)
-    return MergedLinear(weight, scales, biases, bias, bits, group, skinny, small, dequantizer)
+    if dequantizer is None or not dequantizer.takes(weight, way, dtype):
+        return MergedLinear(weight, scales, biases, bias, way, skinny)
+    small = tools.small(weight.shape[0], way.columns(weight), dtype)
+    return MergedLinear(weight, scales, biases, bias, way, skinny, small, dequantizer)
 
 
 def _concatenated(layers: Sequence[Any], name: str) -> Any | None:

@@ -12,7 +12,7 @@ import mlx.core as mx
 
 from ..device.cuda import CudaKernel, NewKernel
 from ..device.properties import DeviceProperties
-from .workspace import Workspace
+from .workspace import LaunchOrder, Workspace
 
 MOST_ROWS = {16: 32, 8: 64, 4: 64}
 """The most rows, by bits of a weight: more are faster through MLX."""
@@ -116,8 +116,8 @@ def _launches(weights: Weights, rows: int, chip: DeviceProperties) -> Iterator[L
 
 class SkinnyGemm:
     """x W^T for weights W (N, K), quantized to `bits` bits with `scales` and `biases` in groups of `group`, or not (16
-    bits). `kernel` makes the kernel for `chip`, and products that come one after the other may share a `workspace`.
-    Raises NotImplementedError for weights that the kernel does not support."""
+    bits). `kernel` makes the kernel for `chip`. Products that come one after the other may share a `workspace`, and
+    others with an `order`. Raises NotImplementedError for weights that the kernel does not support."""
 
     def __init__(
         self,
@@ -129,8 +129,10 @@ class SkinnyGemm:
         kernel: NewKernel = CudaKernel,
         chip: DeviceProperties | None = None,
         workspace: Workspace | None = None,
+        order: LaunchOrder | None = None,
     ) -> None:
         self._kernel = kernel
+        self._order = order
         self._workspace = Workspace(mx.float32) if workspace is None else workspace
         self._chip = DeviceProperties.of(mx.device_info()) if chip is None else chip
         self._arrays = [weight, weight, weight] if scales is None else [weight, scales, biases]
@@ -168,8 +170,9 @@ class SkinnyGemm:
         config, weights = self._launch(x.shape[0]), self._weights
         assert config is not None
         partial = self._workspace.array(self._partial(x.shape[0]))
-        return _made(self._kernel, self._chip.shared)(
-            [x, *self._arrays, self._counters[config.parts], partial],
+        order = self._order
+        y = _made(self._kernel, self._chip.shared, order is not None)(
+            [x, *self._arrays, self._counters[config.parts], partial, *(() if order is None else (order.last,))],
             [
                 ("T", x.dtype),
                 ("ROWS", config.rows),
@@ -182,13 +185,16 @@ class SkinnyGemm:
             shapes=[(x.shape[0], weights.outputs)],
             dtypes=[x.dtype],
         )[0]
+        if order is not None:
+            order.last = y
+        return y
 
 
 @cache
-def _made(kernel: NewKernel, shared: int) -> CudaKernel:
+def _made(kernel: NewKernel, shared: int, ordered: bool) -> CudaKernel:
     """The kernel, with all the shared memory there is: MLX asks for it when it first loads a kernel, not at each
     launch. The number of parts comes with the counters' shape: as a template parameter it would mean another
     compilation."""
     files = ["device/numbers.cuh", "fused/skinny_gemm.cuh"]
-    inputs = ["x", "w", "s", "b", "counters", "partial"]
+    inputs = ["x", "w", "s", "b", "counters", "partial", *(["after"] if ordered else [])]
     return kernel("skinny_gemm", inputs, ["out"], _BODY, files=files, shared_memory=shared)

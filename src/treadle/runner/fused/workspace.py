@@ -8,6 +8,23 @@ from typing import Any
 import mlx.core as mx
 
 
+class LaunchOrder:
+    """The order of launches that use one workspace, where they share inputs: each takes the result of the one before.
+
+    MLX runs launches of a graph at the same time if none takes a result of the other, as with the products for queries
+    and keys. Results are of `dtype`.
+    """
+
+    def __init__(self, dtype: Any) -> None:
+        self._first = mx.zeros(1, dtype)
+        mx.eval(self._first)
+        self.last = self._first
+
+    def restart(self) -> None:
+        """Forget the last result, which belongs to another graph."""
+        self.last = self._first
+
+
 class Workspace:
     """An array of `dtype` that one launch after the other writes to; readers must come before the next launch. Its
     memory is taken at the first use, in the size that was reserved until then."""

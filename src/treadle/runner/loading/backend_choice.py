@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ...config import Settings
-from ...core.compute_path import KernelPolicy
+from ...core.compute_path import KernelPolicy, KernelStatus
 from ..kv.backend import KvConfig
 from ..kv.cost import KvCost
 
@@ -47,7 +47,8 @@ class BackendChoice:
     """The KV backend of a model, as it was chosen.
 
     A sequence takes `cost`, and all together have `budget` bytes (0: unknown). A step may compute `prefill_tokens`
-    tokens of prompts (0: as many as are asked for). `rejected` are the better backends, best first.
+    tokens of prompts (0: as many as are asked for). `rejected` are the better backends, best first. `layers` are the
+    states of faster layers and their kernels, where layers are not fused.
     """
 
     config: KvConfig
@@ -55,6 +56,7 @@ class BackendChoice:
     budget: int
     prefill_tokens: int = 0
     rejected: tuple[Rejection, ...] = ()
+    layers: tuple[KernelStatus, ...] = ()
 
     def rejection(self, backend: str) -> Rejection | None:
         """The rejection of `backend`; None where it was not rejected."""

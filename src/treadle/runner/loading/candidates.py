@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -13,7 +13,7 @@ import mlx.core as mx
 from ..device.properties import DeviceProperties
 from ..device.self_test import FAULTS
 from ..fused.decoder import FusedDecoder
-from ..kv.backend import Unsupported
+from ..kv.backend import KvConfig, Unsupported
 from ..kv.contiguous.backend import ContiguousConfig
 from ..kv.contiguous.buffer import STEP
 from ..kv.cost import KvCost
@@ -28,7 +28,7 @@ from ..recurrent.layer import Recurrences
 from .attention_shape import attention_shapes, latent_layers
 from .backend_choice import BackendRequest, Rejection
 from .backend_self_test import SelfTestFailed, pages_for, self_test
-from .reference import Reference
+from .reference import Reference, Trial
 
 _log = logging.getLogger(__name__)
 
@@ -54,7 +54,8 @@ def contiguous(reference: Reference, cost: KvCost, budget: int, request: Backend
         request.max_running,
     )
     most = budget // max(1, cost.token_bytes) // 2
-    self_test(reference, replace(config, keep_prefixes=False, max_running=0), reference.trials(most))
+    tested = replace(config, keep_prefixes=False, max_running=0)
+    _test_with_faster_layers(reference, tested, reference.trials(most))
     return config
 
 
@@ -82,7 +83,8 @@ def paged(
         reference = reference.for_int8()
     try:
         fused = _with_fused_layers(reference.module, config)
-        _test_pages(reference, fused)
+        trials = reference.trials(config.pages * PAGE // 2)
+        self_test(reference, replace(fused, pages=pages_for(trials), max_running=0), trials)
     except Unsupported as error:
         failed = isinstance(error, SelfTestFailed)
         _log.log(logging.WARNING if failed else logging.INFO, "layers are not fused: %s; steps are slower", error)
@@ -113,7 +115,21 @@ def _with_fused_layers(module: Any, config: PagedConfig) -> PagedConfig:
 
 def _test_pages(reference: Reference, config: PagedConfig) -> None:
     trials = reference.trials(config.pages * PAGE // 2)
-    self_test(reference, replace(config, pages=pages_for(trials), max_running=0), trials)
+    _test_with_faster_layers(reference, replace(config, pages=pages_for(trials), max_running=0), trials)
+
+
+def _test_with_faster_layers(reference: Reference, config: KvConfig, trials: Sequence[Trial]) -> None:
+    """Test a backend with the module's faster layers; where only these are at fault, they are not used."""
+    layers = reference.layers
+    layers.install()
+    try:
+        self_test(reference, config, trials)
+    except SelfTestFailed as error:
+        if not len(layers):
+            raise
+        with layers.originals():
+            self_test(reference, config, trials)
+        layers.reject(str(error))
 
 
 def routed_layers(library: MlxLm, module: Any) -> tuple[list[int], RecurrentConfig | None]:

@@ -19,6 +19,7 @@ from ..kv.padded.backend import PaddedConfig
 from ..kv.paged.backend import PagedConfig
 from ..kv.paged.kernels import Kernels
 from ..kv.planned_attention import pad_to
+from ..layers.choose import FasterLayers
 from . import candidates
 from .backend_choice import BackendChoice, BackendRequest, Rejection
 from .backend_self_test import SelfTestFailed
@@ -54,8 +55,12 @@ def choose(found: Probe, request: BackendRequest, kernels: type[Kernels] = Kerne
 
     Raises ConfigError where `kv_bits` were asked for and can't be had, or where there is no memory for a step.
     """
+    reference = found.reference
+    layers = reference.layers = FasterLayers(reference.module, request.device, request.kernels, kernels.kernel)
     choosing = _Choosing(found, request, kernels)
     choice = choosing.asked() if request.padded else choosing.best()
+    if not choice.config.fused:
+        choice = replace(choice, layers=tuple(layers.statuses))
     return replace(choice, rejected=tuple(choosing.rejected))
 
 
@@ -114,7 +119,7 @@ class _Choosing:
 
     def padded(self) -> BackendChoice:
         request, cost, reference = self._request, self._found.kv, self._found.reference
-        not_batched = reason_not_batched(reference)
+        not_batched = self._reason_not_batched()
         if not_batched:
             self._reject("padded", not_batched)
         config = PaddedConfig(
@@ -128,6 +133,21 @@ class _Choosing:
             selection=reference.library.selection(reference.module),
         )
         return BackendChoice(config, cost, self._budget)
+
+    def _reason_not_batched(self) -> str:
+        """Return the reason against batches; empty if there is none. Where only faster layers are at fault, they are
+        not used."""
+        reference = self._found.reference
+        layers = reference.layers
+        layers.install()
+        reason = reason_not_batched(reference)
+        if not reason or not len(layers):
+            return reason
+        with layers.originals():
+            own = reason_not_batched(reference)
+        if not own:
+            layers.reject(reason)
+        return own
 
     @cached_property
     def _budget(self) -> int:

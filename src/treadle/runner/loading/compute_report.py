@@ -23,7 +23,6 @@ from .reference import Reference
 
 _PAGED = (KernelName.DECODE_ATTENTION, KernelName.PREFILL_ATTENTION, KernelName.PAGE_WRITES)
 _FUSED = (KernelName.FUSED_LAYERS, KernelName.COMPILED_PASSES)
-_PRODUCTS = (KernelName.SKINNY_GEMM, KernelName.SMALL_GEMM, KernelName.DEQUANTIZE)
 _BACKENDS = ("fused layers", "paged", "contiguous", "padded")
 _ELSEWHERE = "for CUDA only"
 _TURNED_OFF = "turned off by `kernels`"
@@ -76,13 +75,14 @@ def _of_backend(choice: BackendChoice) -> Iterable[KernelStatus]:
         if config.decoder is not None:
             yield from (KernelStatus(name, KernelState.ACTIVE) for name in _FUSED)
             yield from config.decoder.product_kernels
+            yield not_applicable(KernelName.REPLACED_LAYERS, "all layers are fused")
             return
     names = [*(() if isinstance(config, PagedConfig) else _PAGED), *_FUSED]
     rejection = choice.rejection("fused layers" if isinstance(config, PagedConfig) else "paged")
     if rejection is not None:
         state = KernelState.FAILED if rejection.failed else KernelState.NOT_APPLICABLE
         yield from (KernelStatus(name, state, rejection.reason) for name in names)
-        yield from (not_applicable(name, "the layers are not fused") for name in _PRODUCTS)
+    yield from choice.layers
 
 
 def _missing(name: KernelName, device: str, policy: KernelPolicy) -> KernelStatus:

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import mlxlm
+from ..layers.replace import ReplacedLayers
 from ..mlxlm import Caches, MlxLm, Selection
 from ..mlxlm.hooks import selected
 from ..mlxlm.random_rounding import random_rounding
@@ -113,7 +114,8 @@ class Reference:
     """Logits of `module` for each trial alone, in mlx-lm's caches.
 
     Trials are no longer than `context` tokens. With `selection` the head computes only the compared tokens. With `int8`
-    the tested backend stores keys and values in 8 bits, and the errors of that count as noise.
+    the tested backend stores keys and values in 8 bits, and the errors of that count as noise. The reference is
+    computed without the faster `layers` of the module, which backends are tested with.
     """
 
     def __init__(
@@ -124,6 +126,7 @@ class Reference:
         self.context = context
         self._selection = selection
         self._int8 = int8
+        self.layers = ReplacedLayers(module, {})
         self._seeds = count(1)
         self._logits: dict[Trial, Any] = {}
         self._noise: dict[Trial, Deviations] = {}
@@ -132,7 +135,7 @@ class Reference:
     def for_int8(self) -> Reference:
         """Return the reference for a backend that stores keys and values in 8 bits."""
         other = Reference(self.library, self.module, self.context, selection=self._selection, int8=True)
-        other._logits, other._judged = self._logits, self._judged
+        other._logits, other._judged, other.layers = self._logits, self._judged, self.layers
         return other
 
     def trials(self, tokens: int = 0) -> list[Trial]:
@@ -205,7 +208,7 @@ class Reference:
 
     def _deviations(self, trial: Trial) -> Deviations:
         expected = self.logits(trial)
-        with random_rounding(self.module, next(self._seeds)):
+        with self.layers.originals(), random_rounding(self.module, next(self._seeds)):
             return deviations(expected, self._run(trial, int8=self._int8))
 
     @cached_property
@@ -218,6 +221,10 @@ class Reference:
     def _run(self, trial: Trial, *, int8: bool = False) -> Any:
         """The prompt in one pass and the continuation token by token, as mlx-lm decodes: some models compute a pass of
         one token in another way."""
+        with self.layers.originals():
+            return self._run_originals(trial, int8=int8)
+
+    def _run_originals(self, trial: Trial, *, int8: bool) -> Any:
         caches, count = self.caches(trial, int8=int8), len(trial.prompt)
         logits = [self._pass(trial.prompt, caches, [place for place in trial.places if place < count])]
         logits += [self._pass((token,), caches, [0]) for token in trial.continuation]

@@ -1,0 +1,41 @@
+"""Faster layers for a model on its device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...core.compute_path import KernelName, KernelPolicy, KernelState, KernelStatus
+from ..device.cuda import CudaKernel, NewKernel
+from ..device.self_test import not_applicable
+from .linear import LinearMakers
+from .replace import Makers, ReplacedLayers
+
+
+class FasterLayers(ReplacedLayers):
+    """The faster layers of `module` on `device`: with kernels as `policy` says, made by `kernel`.
+
+    Another class of layers gets a row in `_makers`. On Metal, MLX lays rows side by side by itself.
+    """
+
+    def __init__(
+        self, module: Any, device: str, policy: KernelPolicy = KernelPolicy.AUTO, kernel: NewKernel = CudaKernel
+    ) -> None:
+        self._linear = LinearMakers(module, None if policy is KernelPolicy.OFF else kernel)
+        super().__init__(module, self._makers_for(device))
+
+    def _makers_for(self, device: str) -> Makers:
+        return {**self._linear.makers} if device == "cuda" else {}
+
+    @property
+    def statuses(self) -> list[KernelStatus]:
+        """State of the replaced layers, and of the kernels that they use."""
+        return [self._status(), *self._linear.statuses()]
+
+    def _status(self) -> KernelStatus:
+        name = KernelName.REPLACED_LAYERS
+        if self.rejected:
+            reasons = "; ".join(f"{label}: {reason}" for label, reason in self.rejected.items())
+            return KernelStatus(name, KernelState.FAILED, reasons)
+        if not len(self):
+            return not_applicable(name, "no layer of the model would be faster")
+        return KernelStatus(name, KernelState.ACTIVE, ", ".join(f"{n} {label}" for label, n in self.labels.items()))
