@@ -23,7 +23,7 @@ _log = logging.getLogger(__name__)
 
 Method = Callable[..., Any]
 _TOLERANCE = {mx.float32: 1e-4, mx.float16: 0.05, mx.bfloat16: 0.05}
-"""Largest difference of an output, relative to the largest output. Sums of half-precision numbers differ by their order,
+"""Largest difference of an output, relative to the largest one. Sums of half-precision numbers differ by their order,
 and MLX's may be no more exact; a wrong output is off by a quarter and more."""
 
 

@@ -181,6 +181,7 @@ def _loaded(
         kv_dtype="int8" if options.kv_bits and not options.padded else read.dtype,
         max_running=options.max_running,
         embedding=embedding,
+        layers=found.reference.layers,
         details={**about, **options.details},
     )
 

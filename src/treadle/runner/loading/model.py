@@ -9,6 +9,7 @@ from ...core.compute_path import ComputePath
 from ..device.readback import Readback
 from ..kv.backend import Clock, KvBackend, Live
 from ..kv.cost import KvCost
+from ..layers.replace import ReplacedLayers
 from ..mlxlm import MlxLm
 from ..pooling import Embedding
 from ..sampling.bitmask import Masking, gathered
@@ -23,8 +24,8 @@ class LoadedModel:
     `kv_dtype` is the type of stored keys and values. No more than `max_running` sequences are expected. `draws` is the
     sampling kernel, and `lands` the readback of sampled tokens, where there are such; `masks` applies bitmasks of
     allowed tokens to logits. With `staged` small arrays reach the device through the staging buffer. `compute` is the
-    compute path without its look-ahead, which the backend knows. `embedding` says what vectors it gives. `details` are
-    shown to people.
+    compute path without its look-ahead, which the backend knows. `embedding` says what vectors it gives. `layers` are
+    the module's faster layers. `details` are shown to people.
     """
 
     name: str
@@ -46,6 +47,7 @@ class LoadedModel:
     compute: ComputePath = field(default_factory=ComputePath)
     staged: bool = False
     embedding: Embedding = field(default_factory=lambda: Embedding(unavailable="it was loaded without them"))
+    layers: ReplacedLayers | None = None
     details: dict[str, str] = field(default_factory=dict)
 
     @property

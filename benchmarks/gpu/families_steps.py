@@ -1,0 +1,295 @@
+"""Decode steps, prompts and memory of many families on a GPU, beside mlx-lm's BatchGenerator and the floor.
+
+    python benchmarks/gpu/families_steps.py [--family qwen3_moe ...] [--bits 16 4 mxfp4] [--rows 1 8 32] [--json OUT]
+        [--no-theirs] [--small]
+
+Each family has layers of its real sizes, but few of them (`family_shapes`), with random weights made in memory, and is
+loaded as `treadle serve` does, self-tests included. A decode step is the median of pipelined steps of both engines; a
+prompt of 2,048 tokens is timed up to its first token, without cached prefixes. The floor is the bytes that a step has
+to read at 4.3 TB/s: weights without the embedding table, of experts those that so many tokens touch on average, and
+keys, values and states. Peak memory is that of the largest batch.
+
+Each family runs in a process of its own, with a time limit: one that fails is reported, and the next one runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
+
+from benchmarks.gpu.family_shapes import SHAPES, config_of, share_of_experts  # noqa: E402
+
+BANDWIDTH = 4.3e12
+MODES = {"mxfp4": (4, 32), "mxfp8": (8, 32), "nvfp4": (4, 16)}
+"""Bits and groups of ways to quantize that are not affine."""
+STEPS = 24
+PROMPT = 2048
+
+
+def make(config: dict[str, Any], bits: str) -> tuple[Any, dict[str, Any]]:
+    """Return the module, random and in memory, and its config. Its router and head are louder, so that the best
+    experts and tokens are not nearly equal."""
+    import mlx.core as mx
+    from benchmarks.gpu.families import _loudness
+    from mlx.utils import tree_flatten
+    from mlx_lm.utils import _get_classes, quantize_model
+
+    mx.random.seed(0)
+    kind, arguments = _get_classes(config)
+    module = kind(arguments.from_dict(config))
+    module.set_dtype(mx.bfloat16)
+    module.load_weights(
+        [(name, weight * _loudness(name, config)) for name, weight in tree_flatten(module.parameters())]
+    )
+    if bits != "16":
+        width, group = MODES.get(bits) or (int(bits), 64)
+        mode = bits if bits in MODES else "affine"
+        predicate = getattr(module, "quant_predicate", None)
+        module, config = quantize_model(module, config, group, width, mode=mode, quant_predicate=predicate)
+    mx.eval(module.parameters())
+    return module, config
+
+
+def load_made(module: Any, config: dict[str, Any], memory: int, rows: int) -> Any:
+    """Return `module` loaded as from a folder, with `memory` bytes for caches."""
+    from treadle.runner.loading.loader import load
+    from treadle.runner.mlxlm import MlxLm
+
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_text(json.dumps(config, default=str))
+        with mock.patch.object(MlxLm, "load", return_value=(module, config)):
+            return load(Path(folder), memory=memory, max_running=rows)
+
+
+def floor_ms(model: Any, config: dict[str, Any], rows: int, length: int) -> float:
+    """Milliseconds to read what a step of `rows` rows of `length` tokens needs."""
+    from mlx.utils import tree_flatten
+
+    share, total = share_of_experts(config, rows), 0.0
+    tied = config.get("tie_word_embeddings")
+    for name, module in model.module.named_modules():
+        if module.children() or (name.endswith("embed_tokens") and not tied):
+            continue
+        size = sum(array.nbytes for _, array in tree_flatten(module.parameters()))
+        total += size * (share if "Switch" in type(module).__name__ else 1.0)
+    total += rows * (model.kv.row_bytes + length * model.kv.token_bytes)
+    return total / BANDWIDTH * 1e3
+
+
+def our_step_ms(model: Any, rows: int, length: int) -> float:
+    from benchmarks.gpu.steps import Rows
+
+    from treadle.runner.model_runner import ModelRunner
+
+    runner = ModelRunner(model)
+    batch = Rows(runner, [length] * rows, 4096, vocabulary=model.vocabulary)
+    batch.run(1)
+    batch.run(max(batch.position) + STEPS)
+    batch.release()
+    runner._backend.close()
+    return batch.decode_ms()
+
+
+def our_prompt_s(model: Any, length: int) -> float:
+    """Seconds from a prompt's start to its first token, the best of three."""
+    from benchmarks.gpu.steps import Rows
+
+    from treadle.runner.model_runner import ModelRunner
+
+    runner, found = ModelRunner(model), []
+    for turn in range(3):
+        batch = Rows(runner, [length + 1], 4096, vocabulary=model.vocabulary, first=turn)
+        began = time.perf_counter()
+        batch.run(1)
+        found.append(time.perf_counter() - began)
+        batch.release()
+        runner.forget_prefixes()
+    runner._backend.close()
+    return min(found)
+
+
+def their_step_ms(module: Any, rows: int, length: int, vocabulary: int) -> float:
+    from benchmarks.gpu.steps import prompt
+    from mlx_lm.generate import BatchGenerator
+
+    generator = BatchGenerator(module, max_tokens=STEPS + 60, completion_batch_size=max(rows, 8))
+    generator.insert([list(prompt(i, length, vocabulary)) for i in range(rows)])
+    times: list[float] = []
+    began = time.perf_counter()
+    while len(times) < STEPS:
+        _, gained = generator.next()
+        now = time.perf_counter()
+        if len(gained) == rows:
+            times.append((now - began) * 1e3)
+        began = now
+    generator.close()
+    return statistics.median(times[4:])
+
+
+def their_prompt_s(module: Any, length: int, vocabulary: int) -> float:
+    from benchmarks.gpu.steps import prompt
+    from mlx_lm.generate import BatchGenerator
+
+    found = []
+    for turn in range(2):
+        generator = BatchGenerator(module, max_tokens=2)
+        began = time.perf_counter()
+        generator.insert([list(prompt(turn, length, vocabulary))])
+        while not generator.next()[1]:
+            pass
+        found.append(time.perf_counter() - began)
+        generator.close()
+    return min(found)
+
+
+def measure(options: argparse.Namespace, family: str, bits: str) -> dict[str, Any]:
+    """Measure one family quantized to `bits`; print a line for each batch."""
+    import mlx.core as mx
+
+    began = time.perf_counter()
+    config = config_of(family, small=options.small)
+    module, config = make(config, bits)
+    model = load_made(module, config, int(options.memory * 2**30), max(options.rows))
+    found: dict[str, Any] = {"family": family, "bits": bits, "path": model.compute.summary(), "steps": []}
+    states = {status.name.value: f"{status.state.value}: {status.reason}" for status in model.compute.kernels}
+    found["kernels"] = states
+    print(f"{family} {bits} bits: {found['path']}; loaded in {time.perf_counter() - began:.1f} s", flush=True)
+    print(f"  replaced layers: {states['replaced_layers']}", flush=True)
+    vocabulary, length = model.vocabulary, options.length
+    for rows in options.rows:
+        floor = floor_ms(model, config, rows, length)
+        ours, peak = _with_peak(lambda rows=rows: our_step_ms(model, rows, length))
+        line: dict[str, Any] = {"rows": rows, "ms": ours, "floor_ms": floor, "of_floor": floor / ours, "peak": peak}
+        if not options.no_theirs:
+            with model.layers.originals():
+                run = lambda rows=rows: their_step_ms(model.module, rows, length, vocabulary)  # noqa: E731
+                theirs, line["theirs_peak"] = _with_peak(run)
+            line |= {"theirs_ms": theirs, "ratio": ours / theirs}
+        found["steps"].append(line)
+        print(_shown(line), flush=True)
+    prompt = min(PROMPT, config["max_position_embeddings"] - 64)
+    found["prompt"] = {"tokens": prompt, "tokens_s": prompt / our_prompt_s(model, prompt)}
+    if not options.no_theirs:
+        with model.layers.originals():
+            found["prompt"]["theirs_tokens_s"] = prompt / their_prompt_s(model.module, prompt, vocabulary)
+    rates = {name: f"{rate:,.0f}" for name, rate in found["prompt"].items()}
+    print(f"  prompt of {rates.pop('tokens')}: {' / '.join(rates.values())} tokens a second", flush=True)
+    found["seconds"] = time.perf_counter() - began
+    mx.clear_cache()
+    return found
+
+
+def _with_peak(run: Callable[[], float]) -> tuple[float, float]:
+    """What `run` returns, and the gigabytes at its peak."""
+    import mlx.core as mx
+
+    mx.clear_cache()
+    mx.reset_peak_memory()
+    return run(), mx.get_peak_memory() / 1e9
+
+
+def _shown(line: dict[str, Any]) -> str:
+    theirs = f" / {line['theirs_ms']:.2f} = {line['ratio']:.2f}" if "ratio" in line else ""
+    peaks = " / ".join(f"{line[name]:.1f}" for name in ("peak", "theirs_peak") if name in line)
+    share = f"floor {line['floor_ms']:.3f} ms = {line['of_floor']:.0%}"
+    return f"  B = {line['rows']}: {line['ms']:.2f}{theirs} ms; {share}; peak {peaks} GB"
+
+
+def child(options: argparse.Namespace) -> None:
+    """Measure the one family of this process; a line of JSON for each number of bits goes to `--json`."""
+    (family,) = options.family
+    for bits in options.bits:
+        try:
+            found = measure(options, family, bits)
+        except Exception as error:
+            line = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+            traceback.print_exc()
+            print(f"{family} {bits} bits FAILED {line}", flush=True)
+            found = {"family": family, "bits": bits, "failed": line}
+        with options.json.open("a") as file:
+            file.write(json.dumps(found) + "\n")
+
+
+def run_family(options: argparse.Namespace, family: str, results: Path) -> str:
+    """Run a family in a child process. Returns what went wrong; empty if nothing did."""
+    words = ["--child", "--family", family, "--bits", *options.bits, "--rows", *map(str, options.rows)]
+    words += ["--length", str(options.length), "--memory", str(options.memory), "--json", str(results)]
+    words += [flag for flag, on in (("--small", options.small), ("--no-theirs", options.no_theirs)) if on]
+    process = subprocess.Popen([sys.executable, __file__, *words])
+    try:
+        code = process.wait(options.limit)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+        return f"stopped after {options.limit} s"
+    return "" if code == 0 else f"exit code {code}"
+
+
+def table(lines: Sequence[dict[str, Any]]) -> str:
+    """One row for each family and number of bits."""
+    rows = []
+    for one in lines:
+        if "failed" in one:
+            rows.append(f"| {one['family']} | {one['bits']} | failed: {one['failed']} |")
+            continue
+        cells = [one["family"], one["bits"], one["path"].split(" (")[0]]
+        for step in one["steps"]:
+            theirs = f" / {step['theirs_ms']:.2f} = {step['ratio']:.2f}" if "ratio" in step else ""
+            cells.append(f"{step['ms']:.2f}{theirs} ({step['of_floor']:.0%})")
+        last, prompt = one["steps"][-1], one["prompt"]
+        cells.append(" / ".join(f"{prompt[name]:,.0f}" for name in ("tokens_s", "theirs_tokens_s") if name in prompt))
+        cells.append(" / ".join(f"{last[name]:.1f}" for name in ("peak", "theirs_peak") if name in last))
+        rows.append(f"| {' | '.join(cells)} |")
+    return "\n".join(rows)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--family", choices=SHAPES, nargs="*", default=list(SHAPES))
+    parser.add_argument("--bits", nargs="*", choices=["16", "2", "3", "4", "5", "6", "8", *MODES], default=["16", "4"])
+    parser.add_argument("--rows", type=int, nargs="*", default=[1, 8, 32])
+    parser.add_argument("--length", type=int, default=500)
+    parser.add_argument("--memory", type=float, default=2.0, help="GiB for caches")
+    parser.add_argument("--limit", type=int, default=180, help="seconds for a family")
+    parser.add_argument("--json", type=Path, help="a file for the results")
+    parser.add_argument("--no-theirs", action="store_true", help="leave BatchGenerator out")
+    parser.add_argument("--small", action="store_true", help="see that it works, on a CPU")
+    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.child:
+        child(options)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        lines: list[dict[str, Any]] = []
+        for family in options.family:
+            results = Path(folder) / f"{family}.jsonl"
+            wrong = run_family(options, family, results)
+            found = [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
+            if wrong:
+                print(f"{family} FAILED: {wrong}", flush=True)
+                found.append({"family": family, "bits": "-", "failed": wrong})
+            lines += found
+            if options.json:
+                options.json.write_text(json.dumps(lines, indent=1))
+    batches = " | ".join(f"B = {rows}" for rows in options.rows)
+    print(f"\n| family | bits | path | {batches} | prompt, tokens/s | peak, GB |")
+    print("|" + "---|" * (5 + len(options.rows)))
+    print(table(lines))
+    sys.exit(1 if any("failed" in line for line in lines) else 0)
+
+
+if __name__ == "__main__":
+    main()
