@@ -23,6 +23,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -36,7 +37,7 @@ BANDWIDTH = 4.3e12
 MODES = {"mxfp4": (4, 32), "mxfp8": (8, 32), "nvfp4": (4, 16)}
 """Bits and groups of ways to quantize that are not affine."""
 STEPS = 24
-PROMPT = 2048
+PROMPT, SMALL_PROMPT = 2048, 64
 
 
 def make(config: dict[str, Any], bits: str) -> tuple[Any, dict[str, Any]]:
@@ -171,16 +172,17 @@ def measure(options: argparse.Namespace, family: str, bits: str) -> dict[str, An
     vocabulary, length = model.vocabulary, options.length
     for rows in options.rows:
         floor = floor_ms(model, config, rows, length)
-        ours, peak = _with_peak(lambda rows=rows: our_step_ms(model, rows, length))
+        ours, peak = _with_peak(partial(our_step_ms, model, rows, length))
         line: dict[str, Any] = {"rows": rows, "ms": ours, "floor_ms": floor, "of_floor": floor / ours, "peak": peak}
         if not options.no_theirs:
             with model.layers.originals():
-                run = lambda rows=rows: their_step_ms(model.module, rows, length, vocabulary)  # noqa: E731
+                run = partial(their_step_ms, model.module, rows, length, vocabulary)
                 theirs, line["theirs_peak"] = _with_peak(run)
             line |= {"theirs_ms": theirs, "ratio": ours / theirs}
         found["steps"].append(line)
         print(_shown(line), flush=True)
-    prompt = min(PROMPT, config["max_position_embeddings"] - 64)
+        write(options, found)  # in case that the process is stopped
+    prompt = SMALL_PROMPT if options.small else PROMPT
     found["prompt"] = {"tokens": prompt, "tokens_s": prompt / our_prompt_s(model, prompt)}
     if not options.no_theirs:
         with model.layers.originals():
@@ -219,8 +221,18 @@ def child(options: argparse.Namespace) -> None:
             traceback.print_exc()
             print(f"{family} {bits} bits FAILED {line}", flush=True)
             found = {"family": family, "bits": bits, "failed": line}
-        with options.json.open("a") as file:
-            file.write(json.dumps(found) + "\n")
+        write(options, found)
+
+
+def write(options: argparse.Namespace, found: dict[str, Any]) -> None:
+    """Append a line of JSON: the last one of a family and its bits counts."""
+    with options.json.open("a") as file:
+        file.write(json.dumps(found) + "\n")
+
+
+def read(results: Path) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
+    return list({line["bits"]: line for line in lines}.values())
 
 
 def run_family(options: argparse.Namespace, family: str, results: Path) -> str:
@@ -249,7 +261,7 @@ def table(lines: Sequence[dict[str, Any]]) -> str:
         for step in one["steps"]:
             theirs = f" / {step['theirs_ms']:.2f} = {step['ratio']:.2f}" if "ratio" in step else ""
             cells.append(f"{step['ms']:.2f}{theirs} ({step['of_floor']:.0%})")
-        last, prompt = one["steps"][-1], one["prompt"]
+        last, prompt = one["steps"][-1], one.get("prompt", {})
         cells.append(" / ".join(f"{prompt[name]:,.0f}" for name in ("tokens_s", "theirs_tokens_s") if name in prompt))
         cells.append(" / ".join(f"{last[name]:.1f}" for name in ("peak", "theirs_peak") if name in last))
         rows.append(f"| {' | '.join(cells)} |")
@@ -277,7 +289,7 @@ def main() -> None:
         for family in options.family:
             results = Path(folder) / f"{family}.jsonl"
             wrong = run_family(options, family, results)
-            found = [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
+            found = read(results)
             if wrong:
                 print(f"{family} FAILED: {wrong}", flush=True)
                 found.append({"family": family, "bits": "-", "failed": wrong})
