@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from ...core.compute_path import KernelName, KernelPolicy, KernelState, KernelStatus
@@ -25,6 +27,17 @@ class FasterLayers(ReplacedLayers):
 
     def _makers_for(self, device: str) -> Makers:
         return {**self._linear.makers} if device == "cuda" else {}
+
+    @contextmanager
+    def traced(self) -> Iterator[None]:
+        orders = self._linear.orders
+        for order in orders:
+            order.restart()
+        try:
+            yield
+        finally:
+            for order in orders:
+                order.restart()
 
     @property
     def statuses(self) -> list[KernelStatus]:

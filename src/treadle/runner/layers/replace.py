@@ -102,6 +102,11 @@ class ReplacedLayers:
             if installed:
                 self.install()
 
+    @contextmanager
+    def traced(self) -> Iterator[None]:
+        """Let a pass be traced inside the block: what layers remember of earlier passes is no part of it."""
+        yield
+
     def _made(self) -> Iterator[tuple[Any, Faster]]:
         for layer in {id(one): one for one in self._module.modules()}.values():
             maker = self._makers.get(full_name(type(layer)))

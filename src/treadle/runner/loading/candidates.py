@@ -22,6 +22,7 @@ from ..kv.paged.kernels import AttentionShape, Kernels
 from ..kv.paged.memory import LayerConfig
 from ..kv.paged.paged_pass import PAGE
 from ..kv.recurrent_group import RecurrentConfig
+from ..layers.compiled_module import CompiledModule
 from ..mlxlm import MlxLm
 from ..recurrent.kernels import RecurrentKernels
 from ..recurrent.layer import Recurrences
@@ -92,7 +93,7 @@ def paged(
     else:
         return replace(fused, keep_prefixes=keep_prefixes)
     _test_pages(reference, config)
-    return replace(config, keep_prefixes=keep_prefixes)
+    return replace(_with_compiled_passes(reference, config, rejected), keep_prefixes=keep_prefixes)
 
 
 def _pages(library: MlxLm, module: Any, bits: int, kernels: type[Kernels]) -> PagedConfig:
@@ -111,6 +112,24 @@ def _with_fused_layers(module: Any, config: PagedConfig) -> PagedConfig:
         return replace(config, decoder=FusedDecoder(module, config.layers[0].kernels, config.selection))
     except (NotImplementedError, AttributeError) as error:
         raise Unsupported(str(error)) from error
+
+
+def _with_compiled_passes(reference: Reference, config: PagedConfig, rejected: list[Rejection]) -> PagedConfig:
+    """`config` with the module's own passes compiled; as it is where that can't be, with the reason in `rejected`."""
+    compile = config.layers[0].kernels.compile
+    decoder = CompiledModule(reference.module, config.selection, reference.layers, compile)
+    compiled = replace(config, decoder=decoder, compiled=True)
+    trials = reference.trials(config.pages * PAGE // 2)
+    try:
+        self_test(reference, replace(compiled, pages=pages_for(trials), max_running=0), trials)
+    except SelfTestFailed as error:
+        _log.warning("the model's passes are not compiled: %s; steps of small models are slower", error)
+        rejected.append(Rejection("compiled passes", str(error), failed=True))
+        return config
+    if decoder.refused:
+        rejected.append(Rejection("compiled passes", decoder.refused))
+        return config
+    return compiled
 
 
 def _test_pages(reference: Reference, config: PagedConfig) -> None:

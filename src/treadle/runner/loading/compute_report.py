@@ -68,21 +68,30 @@ def check_required(path: ComputePath, name: str) -> None:
 
 
 def _of_backend(choice: BackendChoice) -> Iterable[KernelStatus]:
-    """States of the kernels of paged backends, as far as the choice tells them."""
+    """States of the kernels of a backend and its layers, as far as the choice tells them."""
     config = choice.config
-    if isinstance(config, PagedConfig):
-        yield from (KernelStatus(name, KernelState.ACTIVE) for name in _PAGED)
-        if config.decoder is not None:
-            yield from (KernelStatus(name, KernelState.ACTIVE) for name in _FUSED)
-            yield from config.decoder.product_kernels
-            yield not_applicable(KernelName.REPLACED_LAYERS, "all layers are fused")
-            return
-    names = [*(() if isinstance(config, PagedConfig) else _PAGED), *_FUSED]
-    rejection = choice.rejection("fused layers" if isinstance(config, PagedConfig) else "paged")
+    if isinstance(config, PagedConfig) and config.fused:
+        yield from (KernelStatus(name, KernelState.ACTIVE) for name in (*_PAGED, *_FUSED))
+        yield from config.decoder.product_kernels  # type: ignore[union-attr]
+        yield not_applicable(KernelName.REPLACED_LAYERS, "all layers are fused")
+        return
+    yield from choice.layers
+    if not isinstance(config, PagedConfig):
+        yield from _rejected(choice, "paged", *_PAGED, *_FUSED)
+        return
+    yield from (KernelStatus(name, KernelState.ACTIVE) for name in _PAGED)
+    yield from _rejected(choice, "fused layers", KernelName.FUSED_LAYERS)
+    if config.compiled:
+        yield KernelStatus(KernelName.COMPILED_PASSES, KernelState.ACTIVE)
+    yield from _rejected(choice, "compiled passes", KernelName.COMPILED_PASSES)
+
+
+def _rejected(choice: BackendChoice, backend: str, *names: KernelName) -> Iterable[KernelStatus]:
+    """States of the kernels `names` of a better backend that was rejected."""
+    rejection = choice.rejection(backend)
     if rejection is not None:
         state = KernelState.FAILED if rejection.failed else KernelState.NOT_APPLICABLE
         yield from (KernelStatus(name, state, rejection.reason) for name in names)
-    yield from choice.layers
 
 
 def _missing(name: KernelName, device: str, policy: KernelPolicy) -> KernelStatus:

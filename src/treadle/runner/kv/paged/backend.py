@@ -51,18 +51,20 @@ class _State:
 @dataclass(frozen=True)
 class PagedConfig(PagedMemory):
     """The backend with that memory. `selection` chooses what the model's head sees. `decoder`, if any, computes passes
-    with fused layers in place of the model; `recurrences` computes recurrent layers."""
+    with fused layers in place of the model; or, with `compiled`, with the model's own layers, and compiles those that
+    only decode. `recurrences` computes recurrent layers."""
 
     selection: Selection | None
     keep_prefixes: bool = True
     decoder: Any | None = None
     recurrences: Recurrences = field(default_factory=RecurrentKernels)
+    compiled: bool = False
 
     name = "paged"
 
     @property
     def fused(self) -> bool:
-        return self.decoder is not None
+        return self.decoder is not None and not self.compiled
 
     def build(self, module: Any, live: Live, clock: Clock = time.monotonic) -> PagedBackend:
         return PagedBackend(self, module, live)
@@ -70,7 +72,8 @@ class PagedConfig(PagedMemory):
 
 class PagedBackend:
     """The backend that `config` describes, for `module`. The pools take their memory at once. With fused layers, passes
-    are compiled and come in buckets; those with prompts only where the pools are not quantized."""
+    are compiled and come in buckets; those with prompts only where the pools are not quantized, nor if the model's own
+    layers are compiled."""
 
     name = "paged"
     block = PAGE
@@ -80,7 +83,8 @@ class PagedBackend:
     def __init__(self, config: PagedConfig, module: Any, live: Live) -> None:
         self._shapes = list({id(layer.kernels): layer.kernels for layer in config.layers}.values())
         self.blocks = config.pages
-        self.in_buckets = config.fused
+        self.in_buckets = config.decoder is not None
+        self._long_in_buckets = config.fused and not config.int8
         self._live = live
         self._page_bytes = config.page_bytes
         self._window_bytes = [config.page_bytes_of(window) for window in config.windows]
@@ -122,7 +126,7 @@ class PagedBackend:
 
     @property
     def chunk_sizes(self) -> tuple[int, ...]:
-        return PROMPT_SIZES if self.in_buckets and not self._step.int8 else ()
+        return PROMPT_SIZES if self.in_buckets and self._long_in_buckets else ()
 
     def warm_passes(self, limits: WarmLimits) -> list[WarmPass]:
         passes = kernel_passes(self.chunk_sizes, self.blocks * PAGE, limits)
@@ -209,7 +213,7 @@ class PagedBackend:
         return self._run(last, previous, hidden=hidden)
 
     def _run(self, segments: Sequence[RowSegment], previous: Any | None, *, hidden: bool = False) -> ForwardOutput:
-        batch = RaggedBatch(self.order(segments), in_buckets=self.in_buckets)
+        batch = RaggedBatch(self.order(segments), in_buckets=self._pads(segments))
         self.begin(batch)
         done = self._forward.run(batch, previous, hidden=hidden)
         done.arrays = [self.layers[-1].written] if self.layers else []  # computed from all other layers'
@@ -222,9 +226,14 @@ class PagedBackend:
         short = self._step.short
         many = [segment for segment in segments if len(segment.tokens) > short]
         few = [segment for segment in segments if len(segment.tokens) <= short] if many else list(segments)
-        if not self.in_buckets or (many and self._step.int8):
+        if not self._pads(segments):
             return [*few, *many]
         return [*few, *_missing(few, mixed_bucket if many else decode_bucket), *many, *_missing(many, prompt_bucket)]
+
+    def _pads(self, segments: Sequence[RowSegment]) -> bool:
+        """Whether a pass over `segments` is compiled, and so padded to a bucket."""
+        short = self._step.short
+        return self.in_buckets and (self._long_in_buckets or all(len(one.tokens) <= short for one in segments))
 
     def begin(self, batch: RaggedBatch) -> None:
         """Take the pages that the batch needs, and plan its attention. Raises MemoryError where none are left."""
