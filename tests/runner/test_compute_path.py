@@ -49,7 +49,14 @@ def test_every_kernel_has_a_state_in_the_best_case() -> None:
     path = on_cuda(make("llama"))
     assert (path.backend, path.best, path.fused, path.why) == (Backend.PAGED, Backend.PAGED, True, ())
     inactive = {name for name, state in states(path).items() if state is not ACTIVE}
-    assert inactive == {"replaced_layers", "skinny_gemm", "small_gemm", "dequantize", "blas"}  # float32 weights
+    assert inactive == {
+        "replaced_layers",
+        "skinny_gemm",
+        "packed_gemm",
+        "small_gemm",
+        "dequantize",
+        "blas",
+    }  # float32 weights
     assert set(states(path)) == set(KernelName)
     assert path.tested_tokens == 41
     assert 0 <= path.deviation < 100

@@ -330,6 +330,16 @@ def _skinny_gemm(launch: Launch) -> list[Any]:
     return [x @ weight.T]
 
 
+def _packed_gemm(launch: Launch) -> list[Any]:
+    t, x, outputs = launch.template, launch.values("x"), launch.shapes[0][1]
+    weight = np.array(_weights(launch).astype(mx.float32))
+    assert len(x) <= t["ROWS"]
+    assert x.shape[1] % 64 == 0
+    assert launch.threads == t["TILES"] * 128
+    assert launch.blocks == (-(-outputs // (16 * t["TILES"])), 1)
+    return [x @ weight.T]
+
+
 def _small_gemm(launch: Launch) -> list[Any]:
     x, weight = launch.values("x"), launch.values("w")
     assert x.shape[1] == weight.shape[1]
@@ -430,6 +440,7 @@ LAUNCHES: dict[str, Callable[[Launch], list[Any]]] = {
     "add_norm": _add_norm,
     "swiglu": _swiglu,
     "skinny_gemm": _skinny_gemm,
+    "packed_gemm": _packed_gemm,
     "small_gemm": _small_gemm,
     "dequantize": _dequantize,
     "land": _land,

@@ -30,6 +30,7 @@ class KernelName(StrEnum):
     FUSED_LAYERS = "fused_layers"
     REPLACED_LAYERS = "replaced_layers"
     SKINNY_GEMM = "skinny_gemm"
+    PACKED_GEMM = "packed_gemm"
     SMALL_GEMM = "small_gemm"
     DEQUANTIZE = "dequantize"
     SAMPLING = "sampling"

@@ -8,7 +8,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import pytest
 
-from tests.support.cuda import ReferenceKernel
+from tests.support.cuda import ReferenceKernel, failing
 from treadle.runner.fused import small_gemm
 from treadle.runner.fused.merged_linear import LIGHT, MergedLinear, Tools
 from treadle.runner.fused.merged_linear import merge_linears as joined_by
@@ -102,15 +102,32 @@ def test_few_rows_are_the_kernels_and_more_are_of_weights_made_plain(
     assert launched == kernels
 
 
-@pytest.mark.parametrize(("rows", "launches"), [(1, []), (64, []), (65, ["dequantize", "small_gemm"])])
+@pytest.mark.parametrize(
+    ("rows", "launches"), [(1, ["packed_gemm"]), (64, ["packed_gemm"]), (65, ["dequantize", "small_gemm"])]
+)
 @pytest.mark.parametrize(("columns", "group"), [(896, 64), (512, 32)])
-def test_few_rows_that_the_kernel_does_not_fit_are_mlxs(
+def test_few_rows_that_the_skinny_kernel_does_not_fit_are_the_packed_ones(
     columns: int, group: int, rows: int, launches: list[str], launched: list[str]
 ) -> None:
-    """To make the whole weight plain for each token would be nine times what is read."""
     some = quantized(layers(1, columns=columns), bits=4, group_size=group)
     joined(some, Count)(mx.zeros((rows, columns), mx.float16))
     assert launched == launches
+
+
+@pytest.mark.parametrize(("rows", "launches"), [(1, []), (64, []), (65, ["dequantize"])])
+def test_few_rows_that_no_kernel_fits_are_mlxs(rows: int, launches: list[str], launched: list[str]) -> None:
+    """To make the whole weight plain for each token would be nine times what is read."""
+    some = quantized(layers(1, columns=96), bits=4, group_size=32)
+    joined(some, Count)(mx.zeros((rows, 96), mx.float16))
+    assert launched == launches
+
+
+def test_a_packed_kernel_that_fails_is_left_out(launched: list[str]) -> None:
+    tools = Tools.of(failing("packed_gemm").kernel, 0, mx.float16)
+    product = joined_by(quantized(layers(1, columns=896), bits=4, group_size=64), tools)
+    assert product.skinny is None
+    (status,) = (one for one in tools.statuses([product]) if one.name == "packed_gemm")
+    assert "no kernel packed_gemm today" in status.reason
 
 
 @pytest.mark.parametrize(("rows", "launches"), [(64, ["skinny_gemm"]), (65, [])])

@@ -100,9 +100,9 @@ def test_results_are_the_layers_own(how: dict[str, Any]) -> None:
 
 
 def test_rows_never_reach_mlx_one_by_one(products: list[tuple[int, ...]]) -> None:
-    """With a way of quantizing that no kernel for few rows knows."""
+    """Also without kernels."""
     model = Model(up={"group_size": 64, "bits": 3}, embed={"group_size": 64, "bits": 3})
-    layers = faster(model)
+    layers = faster(model, policy=KernelPolicy.OFF)
     for rows in (1, 2, 7, 8, 64):
         products.clear()
         assert model.up(x(rows, 1, COLUMNS)).shape == (rows, 1, 160)
@@ -122,13 +122,16 @@ def test_too_few_columns_for_tiles_of_mlx_are_not_padded(products: list[tuple[in
 
 
 @pytest.mark.parametrize(
-    ("rows", "kernels"), [(1, ["skinny_gemm"]), (64, ["skinny_gemm"]), (65, ["dequantize", "small_gemm"])]
+    ("how", "few"), [(FOUR, "skinny_gemm"), (FOUR | {"bits": 3}, "packed_gemm"), (WAYS[3], "packed_gemm")]
 )
-def test_quantized_layers_use_the_kernels(rows: int, kernels: list[str]) -> None:
-    model = Model(up=FOUR)
-    faster(model)
-    model.up(x(1, rows, COLUMNS))
-    assert [*Count.launched] == kernels
+def test_quantized_layers_use_the_kernels(how: dict[str, Any], few: str) -> None:
+    model = Model(up=how)
+    layers = faster(model)
+    for rows, kernels in [(1, [few]), (64, [few]), (65, ["dequantize", "small_gemm"])]:
+        Count.launched.clear()
+        model.up(x(1, rows, COLUMNS))
+        assert [*Count.launched] == kernels
+    assert state(layers, few).state is KernelState.ACTIVE
 
 
 @pytest.mark.parametrize(("rows", "kernels"), [(1, []), (2, ["skinny_gemm"]), (33, ["small_gemm"])])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -14,6 +14,7 @@ from ...core.compute_path import KernelName, KernelState, KernelStatus
 from ..device.cuda import NewKernel
 from ..device.self_test import SelfTested, not_applicable
 from .dequantize import Dequantizer, dequantizer
+from .packed_gemm import PackedGemm, packed_gemm
 from .quantization import AFFINE, Quantization
 from .skinny_gemm import SkinnyGemm
 from .small_gemm import SmallGemm, small_gemm
@@ -31,6 +32,7 @@ _MLX_COLUMNS = 64
 LEAST_ROWS = 2
 """Rows from which on kernels of ours are used for weights that are not quantized: for one row, MLX's is the fastest."""
 _HEAVY = "a layer's weights take longer to read than MLX's products take to start"
+_NONE = "no weight of the model needs it"
 _SHAPES = "no weight of the model has a shape and type that it takes"
 
 
@@ -47,7 +49,7 @@ class MergedLinear:
     biases: Any | None
     bias: Any | None
     way: Quantization | None = None
-    skinny: SkinnyGemm | None = None
+    skinny: SkinnyGemm | PackedGemm | None = None
     small: SmallGemm | None = None
     dequantizer: Dequantizer | None = None
 
@@ -103,6 +105,7 @@ class Tools:
     light: bool = False
     order: LaunchOrder | None = None
     dtype: Any | None = None
+    _packed_ways: dict[Quantization, SelfTested[NewKernel]] = field(default_factory=dict, repr=False)
 
     @classmethod
     def of(cls, kernel: NewKernel, layer_bytes: int, dtype: Any | None = None) -> Tools:
@@ -126,28 +129,44 @@ class Tools:
         """The kernel for dozens of rows of such a weight; None where it is not supported, or not worth while."""
         return self._small_gemm.kernel if self.light and SmallGemm.takes(outputs, columns, dtype) else None
 
-    def skinny(self, weight: Any, *parts: Any, way: Quantization | None = None) -> SkinnyGemm | None:
+    def skinny(
+        self, weight: Any, *parts: Any, way: Quantization | None = None, dtype: Any = None
+    ) -> SkinnyGemm | PackedGemm | None:
         """The kernel for few rows of a weight with its scales and biases; None where it is not supported, or not worth
-        while."""
+        while. Quantized weights are multiplied with x of `dtype`."""
         if way is None and not self.light:
             return None
         scales, biases = parts or (None, None)
         bits, group, mode = way or (16, 0, AFFINE)
-        if mode != AFFINE:
-            return None
         try:
-            return SkinnyGemm(
-                weight, scales, biases, bits, group, self.kernel, workspace=self.workspace, order=self.order
-            )
+            if mode == AFFINE:
+                return SkinnyGemm(
+                    weight, scales, biases, bits, group, self.kernel, workspace=self.workspace, order=self.order
+                )
+        except NotImplementedError:
+            pass
+        return None if way is None else self._packed(weight, scales, biases, way, dtype)
+
+    def _packed(self, weight: Any, scales: Any, biases: Any, way: Quantization, dtype: Any) -> PackedGemm | None:
+        try:
+            product = PackedGemm(weight, scales, biases, way, dtype, self.kernel)
         except NotImplementedError:
             return None
+        if way not in self._packed_ways:
+            self._packed_ways[way] = packed_gemm(way, dtype, self.kernel)
+        return product if self._packed_ways[way].kernel is not None else None
 
     def statuses(self, products: Sequence[MergedLinear]) -> list[KernelStatus]:
         """States of the kernels for matrix products, as the model's `products` use them."""
         skinny = KernelStatus(KernelName.SKINNY_GEMM, KernelState.ACTIVE)
-        if all(product.skinny is None for product in products):
+        if not any(isinstance(product.skinny, SkinnyGemm) for product in products):
             skinny = not_applicable(KernelName.SKINNY_GEMM, _HEAVY if not self.light else _SHAPES)
-        return [skinny, self._small_gemm_status(), self._dequantizer_status(products)]
+        return [skinny, self._packed_status(), self._small_gemm_status(), self._dequantizer_status(products)]
+
+    def _packed_status(self) -> KernelStatus:
+        found = [tested.status for tested in self._packed_ways.values()]
+        failed = [status for status in found if status.state is KernelState.FAILED]
+        return next(iter([*failed, *found]), not_applicable(KernelName.PACKED_GEMM, _NONE))
 
     def _small_gemm_status(self) -> KernelStatus:
         if "_small_gemm" in self.__dict__:
@@ -196,7 +215,7 @@ def quantized_linear(
 ) -> MergedLinear:
     """The product for a quantized weight. A `head` is not dequantized for many rows."""
     dtype = scales.dtype if way.mode == AFFINE else tools.dtype
-    skinny = tools.skinny(weight, scales, biases, way=way)
+    skinny = tools.skinny(weight, scales, biases, way=way, dtype=dtype)
     dequantizer = None if head else tools.dequantizer
     if dequantizer is None or not dequantizer.takes(weight, way, dtype):
         return MergedLinear(weight, scales, biases, bias, way, skinny)
