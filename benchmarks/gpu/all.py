@@ -27,12 +27,13 @@ BURSTS = ("--workload", "burst:c=64,every_s=0.01,tokens=256", "--workload", "bur
 FAULTS = ("--workload", "cancel", "--workload", "overload:fits=128,lasts_s=10")
 PARTS: dict[str, tuple[int, tuple[str, ...]]] = {
     "sampling": (120, ("sampling.py",)),
-    "linear": (90, ("linear.py", "--cases", "12")),
+    "linear": (150, ("linear.py", "--cases", "16")),
     "attention": (150, ("attention.py", "--cases", "16")),
     "attention-shapes": (200, ("attention_shapes.py",)),
     "recurrent": (150, ("recurrent.py",)),
     "families": (300, ("families.py",)),
     "families-kv8": (200, ("families.py", "--bits", "16", "--kv-bits", "8", "--family", "llama3", "qwen3", "gemma3")),
+    "families-steps": (900, ("families_steps.py", "--json", "{out}/families-steps.json")),
     "8B": (150, (*STEPS, "--shape", "8B")),
     "8B-int4": (240, (*STEPS, "--shape", "8B", "--bits", "4")),
     "8B-long": (200, (*STEPS, "--shape", "8B", "--rows", "--long", "--no-fidelity")),

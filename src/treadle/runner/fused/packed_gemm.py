@@ -63,7 +63,7 @@ class PackedGemm:
         """(T, N) of `x` (T, K), at most `most_rows` rows."""
         rows = next(size for size in SIZES if x.shape[0] <= size)
         depth, shared = self._memory(rows)
-        way, tiles = self._way, self._tiles
+        way, tiles = self._way, self._tiles_for(rows)
         y = _made(self._kernel, shared)(
             [x, *self._arrays],
             [
@@ -86,12 +86,16 @@ class PackedGemm:
     def _memory(self, rows: int) -> tuple[int, int]:
         """Stages in flight, and bytes of a block's shared memory: for these, or for sums to add."""
         depth = next(depth for depth in _DEPTHS if depth * self._stage(rows) <= self._chip.shared)
-        sums = (_WARPS - 1) * self._tiles * rows // 8 * 512
+        sums = (_WARPS - 1) * self._tiles_for(rows) * rows // 8 * 512
         return depth, max(depth * self._stage(rows), sums)
+
+    def _tiles_for(self, rows: int) -> int:
+        """Tiles of a block: its threads have too few registers for the largest batch and more than two."""
+        return min(self._tiles, 2) if rows == SIZES[-1] else self._tiles
 
     def _stage(self, rows: int) -> int:
         """Bytes of a stage of weights and x."""
-        return self._tiles * _TILE * (_STAGE * self._way.bits // 8 + 16) + rows * (_STAGE * 2 + 16)
+        return self._tiles_for(rows) * _TILE * (_STAGE * self._way.bits // 8 + 16) + rows * (_STAGE * 2 + 16)
 
 
 @cache
