@@ -10,6 +10,7 @@ from ...core.compute_path import KernelName, KernelPolicy, KernelState, KernelSt
 from ..device.cuda import CudaKernel, NewKernel
 from ..device.self_test import not_applicable
 from .linear import LinearMakers
+from .linear_cpu import CpuLinearMakers
 from .replace import Makers, ReplacedLayers
 
 
@@ -26,7 +27,8 @@ class FasterLayers(ReplacedLayers):
         super().__init__(module, self._makers_for(device))
 
     def _makers_for(self, device: str) -> Makers:
-        return {**self._linear.makers} if device == "cuda" else {}
+        known = {"cuda": self._linear.makers, "cpu": CpuLinearMakers().makers}
+        return known.get(device, {})
 
     @contextmanager
     def traced(self) -> Iterator[None]:

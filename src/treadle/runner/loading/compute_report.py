@@ -37,6 +37,7 @@ def compute_path(
     config = choice.config
     possible = _BACKENDS if device == "cuda" else _BACKENDS[2:]
     known = {status.name: status for status in own}
+    known |= {status.name: status for status in choice.layers if status.state is not KernelState.NOT_APPLICABLE}
     if device == "cuda" and policy is not KernelPolicy.OFF:
         known |= {status.name: status for status in _of_backend(choice)}
     return ComputePath(

@@ -1,0 +1,85 @@
+"""Quantized linear layers on a CPU: makers of layers that dequantize their weights for several rows.
+
+MLX multiplies quantized weights row by row on a CPU. Dequantized ones go through BLAS, which takes little longer for
+many rows than for one. Layers stay quantized there only where memory is short (`loader`).
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import mlx.core as mx
+
+from ..fused.quantization import Quantization
+from .replace import Faster, Makers
+
+_MANY, _TRIES = 9, 3
+_NEVER = math.inf
+
+
+class CpuLinearMakers:
+    """Makers for quantized linear layers. How many rows a layer dequantizes its weights for is measured for each shape;
+    `clock` returns seconds."""
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self._least: dict[Any, float] = {}
+
+    @property
+    def makers(self) -> Makers:
+        return {"mlx.nn.layers.quantized.QuantizedLinear": self._quantized}
+
+    def _quantized(self, layer: Any) -> Faster | None:
+        way = Quantization.of(layer)
+        kind = way, layer.weight.shape
+        if kind not in self._least:
+            self._least[kind] = self._least_rows(layer, way)
+        least = self._least[kind]
+        if least == _NEVER:
+            return None
+        label = f"linear layers of {way} that are dequantized for {least:.0f} rows and more"
+        call = DequantizingLinear(layer, way, int(least))
+        return Faster({"__call__": call}, (kind, "bias" in layer), label, lambda: _examples(way.columns(layer.weight)))
+
+    def _least_rows(self, layer: Any, way: Quantization) -> float:
+        """The fewest rows for which dequantizing is faster; infinity where it never is."""
+        always, never = DequantizingLinear(layer, way, 0), DequantizingLinear(layer, way, _MANY + 1)
+        columns = way.columns(layer.weight)
+        own = (self._seconds(never, _MANY, columns) - self._seconds(never, 1, columns)) / (_MANY - 1)
+        one, many = (self._seconds(always, rows, columns) for rows in (1, _MANY))
+        gain = own - (many - one) / (_MANY - 1)
+        return max(2.0, math.ceil(one / gain)) if gain > 0 else _NEVER
+
+    def _seconds(self, call: Callable[[Any], Any], rows: int, columns: int) -> float:
+        """Seconds of a product, the best of some tries."""
+        x = mx.ones((rows, columns))
+        tries = []
+        for _ in range(_TRIES):
+            began = self._clock()
+            mx.eval(call(x))
+            tries.append(self._clock() - began)
+        return min(tries)
+
+
+class DequantizingLinear:
+    """The linear `layer`, whose weights are dequantized for `least` rows and more."""
+
+    def __init__(self, layer: Any, way: Quantization, least: int) -> None:
+        self._layer = layer
+        self._way = way
+        self._least = least
+
+    def __call__(self, x: Any) -> Any:
+        layer, way = self._layer, self._way
+        parts = layer.weight, layer.scales, layer.get("biases")
+        few = x.size // x.shape[-1] < self._least
+        y = way.multiply(x, *parts) if few else x @ way.dequantize(*parts, x.dtype).T
+        return y + layer.bias if "bias" in layer else y
+
+
+def _examples(columns: int) -> Iterator[tuple[Any]]:
+    for rows in (1, 70):
+        yield (mx.random.normal((rows, 1, columns), key=mx.random.key(rows)),)
