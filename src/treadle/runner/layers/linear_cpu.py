@@ -16,8 +16,9 @@ import mlx.core as mx
 from ..fused.quantization import Quantization
 from .replace import Faster, Makers
 
-_MANY, _TRIES = 9, 3
-_NEVER = math.inf
+_FEW, _MANY = 4, 32
+"""Rows of timed products."""
+_TRIES, _TELLING_S = 3, 0.1
 
 
 class CpuLinearMakers:
@@ -38,29 +39,29 @@ class CpuLinearMakers:
         if kind not in self._least:
             self._least[kind] = self._least_rows(layer, way)
         least = self._least[kind]
-        if least == _NEVER:
+        if least == math.inf:
             return None
         label = f"linear layers of {way} that are dequantized for {least:.0f} rows and more"
         call = DequantizingLinear(layer, way, int(least))
         return Faster({"__call__": call}, (kind, "bias" in layer), label, lambda: _examples(way.columns(layer.weight)))
 
     def _least_rows(self, layer: Any, way: Quantization) -> float:
-        """The fewest rows for which dequantizing is faster; infinity where it never is."""
-        always, never = DequantizingLinear(layer, way, 0), DequantizingLinear(layer, way, _MANY + 1)
+        """The fewest rows for which dequantizing is faster; infinity where it takes more than half as long a row."""
         columns = way.columns(layer.weight)
-        own = (self._seconds(never, _MANY, columns) - self._seconds(never, 1, columns)) / (_MANY - 1)
-        one, many = (self._seconds(always, rows, columns) for rows in (1, _MANY))
-        gain = own - (many - one) / (_MANY - 1)
-        return max(2.0, math.ceil(one / gain)) if gain > 0 else _NEVER
+        own = self._seconds(DequantizingLinear(layer, way, _MANY), _FEW, columns) / _FEW
+        dequantizing = DequantizingLinear(layer, way, 0)
+        one, many = (self._seconds(dequantizing, rows, columns) for rows in (1, _MANY))
+        row = max(0.0, many - one) / (_MANY - 1)
+        return max(2.0, math.ceil(one / (own - row))) if row < own / 2 else math.inf
 
     def _seconds(self, call: Callable[[Any], Any], rows: int, columns: int) -> float:
-        """Seconds of a product, the best of some tries."""
-        x = mx.ones((rows, columns))
-        tries = []
+        """Seconds of a product, the best of a few tries that take no longer than they must."""
+        x, tries = mx.ones((rows, columns)), [math.inf]
         for _ in range(_TRIES):
-            began = self._clock()
-            mx.eval(call(x))
-            tries.append(self._clock() - began)
+            if sum(tries[1:]) < _TELLING_S:
+                began = self._clock()
+                mx.eval(call(x))
+                tries.append(self._clock() - began)
         return min(tries)
 
 
