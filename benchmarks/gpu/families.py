@@ -11,6 +11,7 @@ two best logits there is printed: one step of bfloat16 is a tie. Then the same r
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import sys
 import tempfile
@@ -154,7 +155,8 @@ def greedy(model: LoadedModel, count: int) -> str:
     rows.release()
     same, gaps = 0, []
     for prompt, tokens in zip(rows.prompts, rows.tokens, strict=True):
-        expected, apart = alone(model.module, prompt, count)
+        with contextlib.nullcontext() if model.layers is None else model.layers.originals():
+            expected, apart = alone(model.module, prompt, count)
         place = first_difference(tokens, expected)
         same += place == count
         gaps += [apart[place]] if place < count else []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter
 from typing import Any, ClassVar
 
@@ -149,6 +150,28 @@ def test_large_layers_of_16_bits_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     layers = faster(model)
     assert type(model.up) is nn.Linear
     assert state(layers, "skinny_gemm").state is KernelState.NOT_APPLICABLE
+
+
+@pytest.mark.parametrize("how", [FOUR, None])
+def test_a_head_is_not_dequantized_and_stays_in_16_bits(how: dict[str, Any] | None) -> None:
+    """Of a large vocabulary that would be a gigabyte."""
+    model = Model() if how is None else Model(up=how)
+    model.embed = nn.Embedding(160, COLUMNS)
+    faster(model)
+    for rows, kernels in [(8, ["skinny_gemm"]), (70, [])]:
+        Count.launched.clear()
+        model.up(x(rows, 1, COLUMNS))
+        assert [*Count.launched] == ([] if how is None else kernels)
+    assert (type(model.up) is nn.Linear) == (how is None)
+
+
+def test_replaced_layers_are_in_no_cycle() -> None:
+    """Weights go with the model, at once."""
+    model = Model(up=FOUR, heads={"group_size": 32, "bits": 4})
+    layers = faster(model)
+    gone = [weakref.ref(one) for one in (model.up, model.heads, model.down)]
+    del layers, model
+    assert [one() for one in gone] == [None] * 3
 
 
 def test_without_kernels_rows_are_laid_side_by_side_only(products: list[tuple[int, ...]]) -> None:

@@ -65,7 +65,7 @@ class LinearMakers:
     def _linear(self, layer: Any) -> Faster | None:
         weight = layer.weight
         tools = self._tools_for(weight.dtype)
-        if tools is None:
+        if tools is None or weight.shape[0] in self._vocabularies:
             return None
         product = linear(weight, layer.get("bias"), tools)
         if product.skinny is None and product.small is None:
@@ -87,7 +87,8 @@ class LinearMakers:
         if tools is None:
             product = MergedLinear(*parts, bias, way)
         else:
-            product = quantized_linear(*parts, bias, way, tools, head=method != "__call__")
+            head = layer.weight.shape[0] in self._vocabularies
+            product = quantized_linear(*parts, bias, way, tools, head=head)
         return self._faster(product, dtype, method, way.columns(layer.weight), f"{label} of {way}")
 
     def _faster(self, product: MergedLinear, dtype: Any, method: str, columns: int, label: str) -> Faster:
@@ -109,7 +110,8 @@ class LinearMakers:
                     x = mx.random.normal((rows, heads, count, columns), key=mx.random.key(rows))
                     yield x.astype(dtype), transpose
 
-        return Faster({"__call__": HeadLinear(layer, way)}, (label, layer.weight.shape, way, dtype), label, examples)
+        call = HeadLinear(layer.weight, layer.get("scales"), layer.get("biases"), way)
+        return Faster({"__call__": call}, (label, layer.weight.shape, way, dtype), label, examples)
 
     def _tools_for(self, dtype: Any) -> Tools | None:
         """The tools for inputs of `dtype`; None where there are no kernels for it."""
@@ -119,6 +121,13 @@ class LinearMakers:
             made = Tools.of(self._kernel, self._layer_bytes, dtype)
             self._tools[dtype] = replace(made, order=LaunchOrder(dtype))
         return self._tools[dtype]
+
+    @cached_property
+    def _vocabularies(self) -> set[int]:
+        """Rows of the model's embeddings. A head has as many outputs: it is too large to be dequantized as a whole, and
+        takes longer to read than MLX's product takes to start."""
+        embeddings = [one for one in self._module.modules() if full_name(type(one)).endswith("Embedding")]
+        return {int(one.weight.shape[0]) for one in embeddings}
 
     @cached_property
     def _layer_bytes(self) -> int:
@@ -166,8 +175,8 @@ class HeadLinear:
     """A linear layer with a weight for each head, for x (B, heads, L, K). Where L is 1, the tokens of a head are laid
     side by side: else MLX reads the head's weight once for each."""
 
-    def __init__(self, layer: Any, way: Quantization | None) -> None:
-        self._layer = layer
+    def __init__(self, weight: Any, scales: Any | None, biases: Any | None, way: Quantization | None) -> None:
+        self._parts = weight, scales, biases
         self._way = way
 
     def __call__(self, x: Any, transpose: bool = True) -> Any:
@@ -176,12 +185,12 @@ class HeadLinear:
         return self._multiply(x[:, :, 0].swapaxes(0, 1), transpose).swapaxes(0, 1)[:, :, None]
 
     def _multiply(self, x: Any, transpose: bool) -> Any:
-        layer, way = self._layer, self._way
+        (weight, scales, biases), way = self._parts, self._way
         if way is None:
-            return x @ (layer.weight.swapaxes(-1, -2) if transpose else layer.weight)
+            return x @ (weight.swapaxes(-1, -2) if transpose else weight)
+        assert scales is not None
         options: dict[str, Any] = {"group_size": way.group, "bits": way.bits, "mode": way.mode}
-        parts = layer.weight, layer.scales, layer.get("biases")
-        return mx.quantized_matmul(mx.contiguous(x), *parts, transpose=transpose, **options)
+        return mx.quantized_matmul(mx.contiguous(x), weight, scales, biases, transpose=transpose, **options)
 
 
 def _examples(columns: int, dtype: Any) -> Iterator[tuple[Any]]:

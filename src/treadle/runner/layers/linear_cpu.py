@@ -66,19 +66,18 @@ class CpuLinearMakers:
 
 
 class DequantizingLinear:
-    """The linear `layer`, whose weights are dequantized for `least` rows and more."""
+    """A linear `layer` whose weights are dequantized for `least` rows and more."""
 
     def __init__(self, layer: Any, way: Quantization, least: int) -> None:
-        self._layer = layer
+        self._parts = layer.weight, layer.scales, layer.get("biases")
+        self._bias = layer.get("bias")
         self._way = way
         self._least = least
 
     def __call__(self, x: Any) -> Any:
-        layer, way = self._layer, self._way
-        parts = layer.weight, layer.scales, layer.get("biases")
         few = x.size // x.shape[-1] < self._least
-        y = way.multiply(x, *parts) if few else x @ way.dequantize(*parts, x.dtype).T
-        return y + layer.bias if "bias" in layer else y
+        y = self._way.multiply(x, *self._parts) if few else x @ self._way.dequantize(*self._parts, x.dtype).T
+        return y if self._bias is None else y + self._bias
 
 
 def _examples(columns: int) -> Iterator[tuple[Any]]:
