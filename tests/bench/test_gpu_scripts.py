@@ -7,7 +7,7 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
-from benchmarks.gpu import attention, attention_shapes, linear, sampling
+from benchmarks.gpu import attention, attention_shapes, families_steps, family_shapes, linear, sampling
 
 from tests.support.cuda import ReferenceKernel, ReferenceKernels
 from treadle.runner.sampling.sampling_kernel import SamplingKernel
@@ -74,3 +74,29 @@ class Early(ReferenceKernel):
 def test_draws_that_are_off_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert not sampling.check(SamplingKernel(600, mx.float32, Early), 600, 1024, mx.float32)
     assert "WRONG" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("family", family_shapes.SHAPES)
+def test_a_familys_shape_is_one_of_mlx_lm_and_its_share_of_experts_grows(family: str) -> None:
+    """Real sizes, of which nothing is computed."""
+    from mlx_lm.utils import _get_classes
+
+    config = family_shapes.config_of(family)
+    kind, arguments = _get_classes(config)
+    assert kind(arguments.from_dict(config)).layers
+    shares = [family_shapes.share_of_experts(config, tokens) for tokens in (1, 8, 32)]
+    assert 0 < shares[0] <= shares[1] <= shares[2] <= 1
+    has_experts = any("expert" in name for name in config)
+    assert (shares[0] < 1) == has_experts
+
+
+def test_results_of_families_become_a_table_also_of_those_that_failed() -> None:
+    step = {"rows": 1, "ms": 2.0, "floor_ms": 1.0, "of_floor": 0.5, "peak": 3.0, "theirs_ms": 4.0, "ratio": 0.5}
+    prompt = {"tokens": 2048, "tokens_s": 10_000.0, "theirs_tokens_s": 5_000.0}
+    lines: list[dict[str, Any]] = [
+        {"family": "qwen3", "bits": "4", "path": "paged, fused, 9 kernels", "steps": [step], "prompt": prompt},
+        {"family": "lfm2", "bits": "-", "failed": "stopped after 180 s"},
+    ]
+    first, second = families_steps.table(lines).splitlines()
+    assert first == "| qwen3 | 4 | paged, fused, 9 kernels | 2.00 / 4.00 = 0.50 (50%) | 10,000 / 5,000 | 3.0 |"
+    assert second == "| lfm2 | - | failed: stopped after 180 s |"

@@ -173,7 +173,7 @@ def _install(layer: Any, methods: Mapping[str, Method]) -> None:
 def _remove(layer: Any, methods: Mapping[str, Method]) -> None:
     for name in methods:
         if name == "__call__":
-            layer.__class__ = type(layer).__mro__[1]
+            layer.__class__ = type(layer).own_class
             del layer.faster_call
         else:
             delattr(layer, name)
@@ -186,5 +186,5 @@ def _calling(kind: Any) -> Any:
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         return self.faster_call(*args, **kwargs)
 
-    names = {"__call__": call, "__module__": kind.__module__, "__qualname__": kind.__qualname__}
-    return type(kind.__name__, (kind,), names)
+    names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
+    return type(kind.__name__, (kind,), {**names, "__call__": call, "own_class": kind})
