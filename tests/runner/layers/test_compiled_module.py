@@ -46,7 +46,7 @@ def rows_of(module: Any, *, compiled: bool, layers: ReplacedLayers | None = None
     kernels = TraceableKernels(KV_HEADS, DIM, PAGE, mx.float32, rep=2)
     layers = layers or ReplacedLayers(module, {})
     decoder = CompiledModule(module, selection, layers, mx.compile) if compiled else None
-    config = PagedConfig(uniform(windows, kernels), selection, 256, False, decoder, compiled=compiled)
+    config = PagedConfig(uniform(windows, kernels), selection, False, decoder, compiled=compiled, pages=256)
     return Driven(config, module)
 
 

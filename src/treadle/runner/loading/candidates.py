@@ -116,6 +116,9 @@ def _with_fused_layers(module: Any, config: PagedConfig) -> PagedConfig:
 
 def _with_compiled_passes(reference: Reference, config: PagedConfig, rejected: list[Rejection]) -> PagedConfig:
     """`config` with the module's own passes compiled; as it is where that can't be, with the reason in `rejected`."""
+    if config.recurrent is not None:
+        rejected.append(Rejection("compiled passes", "it has recurrent layers"))
+        return config
     compile = config.layers[0].kernels.compile
     decoder = CompiledModule(reference.module, config.selection, reference.layers, compile)
     compiled = replace(config, decoder=decoder, compiled=True)
