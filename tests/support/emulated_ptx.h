@@ -116,6 +116,18 @@ inline void add_product(void* const* lanes, const float (&a)[16][K], const float
 
 inline float wide_bf16(uint16_t v) { return __bfloat162float({v}); }
 inline float wide_f16(uint16_t v) { return __half2float({v}); }
+inline uint16_t bits_of_bf16(float v) { return __float2bfloat16(v).bits; }
+inline uint16_t bits_of_f16(float v) { return __float2half(v).bits; }
+
+// Rounded twice where a product and its sum need more than a float's bits: not with the whole numbers that weights are.
+template <float (*WIDE)(uint16_t), uint16_t (*BITS)(float)>
+inline void fma_of_two(unsigned& d, unsigned a, unsigned b, unsigned c) {
+  d = 0;
+  for (int i = 0; i < 32; i += 16) d |= unsigned(BITS(fmaf(WIDE(a >> i), WIDE(b >> i), WIDE(c >> i)))) << i;
+}
+inline void fma_bf16(unsigned& d, unsigned a, unsigned b, unsigned c) { fma_of_two<wide_bf16, bits_of_bf16>(d, a, b, c); }
+inline void fma_f16(unsigned& d, unsigned a, unsigned b, unsigned c) { fma_of_two<wide_f16, bits_of_f16>(d, a, b, c); }
+
 inline float wide_tf32(unsigned v) { return __uint_as_float(v & 0xffffe000); }
 
 template <float (*WIDE)(uint16_t)>

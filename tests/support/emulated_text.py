@@ -51,6 +51,8 @@ _INSTRUCTIONS = (
     _known("cp.async.wait_group %0;", "n", "wait_group"),
     _known("cp.async.wait_group <n>;", "", "wait_group"),
     _known("lop3.b32 %0, %1, %2, %3, <n>;", "=r r n r", "lop3<{}>"),
+    _known("fma.rn.bf16x2 %0, %1, %2, %3;", "=r r r r", "fma_bf16"),
+    _known("fma.rn.f16x2 %0, %1, %2, %3;", "=r r r r", "fma_f16"),
     _known("ex2.approx.ftz.f32 %0, %1;", "=f f", "ex2"),
 )
 

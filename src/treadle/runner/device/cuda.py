@@ -40,7 +40,7 @@ class CudaKernel:
         shared_memory: int = 0,
         strided: bool = False,
     ) -> None:
-        whole = "\n".join([source, *inputs, *outputs, text(*files)])
+        whole = "\n".join([source, *inputs, *outputs, str(shared_memory), text(*files)])
         version = sha256(whole.encode()).hexdigest()[:8]  # MLX keeps what it compiled by its name
         self._kernel: Any = mx.fast.cuda_kernel(
             name=f"treadle_{name}_{version}",
