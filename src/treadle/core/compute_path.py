@@ -33,6 +33,7 @@ class KernelName(StrEnum):
     PACKED_GEMM = "packed_gemm"
     SMALL_GEMM = "small_gemm"
     DEQUANTIZE = "dequantize"
+    EXPERTS = "experts"
     SAMPLING = "sampling"
     TOKEN_MASKS = "token_masks"
     READBACK = "readback"

@@ -6,9 +6,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import mlx.core as mx
+
 from ...core.compute_path import KernelName, KernelPolicy, KernelState, KernelStatus
 from ..device.cuda import CudaKernel, NewKernel
 from ..device.self_test import not_applicable
+from .experts import ExpertMakers
 from .linear import LinearMakers
 from .linear_cpu import CpuLinearMakers
 from .replace import Makers, ReplacedLayers
@@ -24,11 +27,14 @@ class FasterLayers(ReplacedLayers):
         self, module: Any, device: str, policy: KernelPolicy = KernelPolicy.AUTO, kernel: NewKernel = CudaKernel
     ) -> None:
         self._linear = LinearMakers(module, None if policy is KernelPolicy.OFF else kernel)
+        none = device != "cuda" or policy is KernelPolicy.OFF
+        self._experts = ExpertMakers(mx.float32 if none else self._linear.dtype, None if none else kernel)
         super().__init__(module, self._makers_for(device))
 
     def _makers_for(self, device: str) -> Makers:
-        known = {"cuda": self._linear.makers, "cpu": CpuLinearMakers().makers}
-        return known.get(device, {})
+        if device == "cuda":
+            return {**self._linear.makers, **self._experts.makers}
+        return CpuLinearMakers().makers if device == "cpu" else {}
 
     @contextmanager
     def traced(self) -> Iterator[None]:
@@ -44,7 +50,7 @@ class FasterLayers(ReplacedLayers):
     @property
     def statuses(self) -> list[KernelStatus]:
         """State of the replaced layers, and of the kernels that they use."""
-        return [self._status(), *self._linear.statuses()]
+        return [self._status(), *self._linear.statuses(), *self._experts.statuses(self.rejected)]
 
     def _status(self) -> KernelStatus:
         name = KernelName.REPLACED_LAYERS

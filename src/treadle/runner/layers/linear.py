@@ -82,7 +82,7 @@ class LinearMakers:
     def _made(self, layer: Any, method: str, bias: Any | None, label: str) -> Faster:
         way = Quantization.of(layer)
         parts = layer.weight, layer.scales, layer.get("biases")
-        dtype = layer.scales.dtype if way.mode == AFFINE else self._dtype
+        dtype = layer.scales.dtype if way.mode == AFFINE else self.dtype
         tools = self._tools_for(dtype)
         if tools is None:
             product = MergedLinear(*parts, bias, way)
@@ -100,7 +100,7 @@ class LinearMakers:
     def _multi(self, layer: Any) -> Faster:
         way = Quantization.of(layer) if "scales" in layer else None
         inputs = layer.weight.shape[-1] if way is None else way.columns(layer.weight)
-        dtype = layer.weight.dtype if way is None else layer.scales.dtype if way.mode == AFFINE else self._dtype
+        dtype = layer.weight.dtype if way is None else layer.scales.dtype if way.mode == AFFINE else self.dtype
         heads, outputs = layer.weight.shape[:2]
         label = "linear layers of each head"
 
@@ -139,7 +139,7 @@ class LinearMakers:
         return _PRODUCTS_A_LAYER * sum(sizes) // max(1, len(sizes)) if sizes else LIGHT + 1
 
     @cached_property
-    def _dtype(self) -> Any:
+    def dtype(self) -> Any:
         """The type that the model computes in: that of most of its parameters, packed ones aside."""
         sizes: dict[Any, int] = {}
         for _, array in tree_flatten(self._module.parameters()):

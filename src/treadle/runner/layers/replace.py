@@ -32,13 +32,14 @@ class Faster:
     """Faster `methods` of one layer by their names, which take the same arguments as its own and return the same.
 
     Layers of one `kind` are computed in the same way: one of them is tested, with each of the `examples`, which are
-    arguments of the methods. `label` names the kind for operators.
+    arguments of the methods. `label` names the kind for operators. `restore` undoes what the maker did to the layer.
     """
 
     methods: Mapping[str, Method]
     kind: Hashable
     label: str
     examples: Callable[[], Iterable[tuple[Any, ...]]]
+    restore: Callable[[], None] = lambda: None
 
 
 Maker = Callable[[Any], Faster | None]
@@ -89,6 +90,8 @@ class ReplacedLayers:
         """Use the layers' own methods for good: the model gave wrong results with the faster ones."""
         self.remove()
         _reject(self.rejected, "faster layers together", reason)
+        for _, faster in self._layers or ():
+            faster.restore()
         self._layers = []
 
     @contextmanager
@@ -122,6 +125,8 @@ class ReplacedLayers:
                 reasons[faster.kind] = reason = _reason_against(layer, faster)
                 if reason:
                     _reject(self.rejected, faster.label, reason)
+            if reasons[faster.kind]:
+                faster.restore()
         return [(layer, faster) for layer, faster in made if not reasons[faster.kind]]
 
 

@@ -40,6 +40,8 @@ def compute_path(
     known |= {status.name: status for status in choice.layers if status.state is not KernelState.NOT_APPLICABLE}
     if device == "cuda" and policy is not KernelPolicy.OFF:
         known |= {status.name: status for status in _of_backend(choice)}
+    elif device == "cpu":
+        known |= {status.name: status for status in choice.layers if status.state is not KernelState.NOT_APPLICABLE}
     return ComputePath(
         backend=Backend(config.name),
         best=_best(config, device),
