@@ -11,6 +11,7 @@ import mlx.core as mx
 from ...core.compute_path import KernelName, KernelPolicy, KernelState, KernelStatus
 from ..device.cuda import CudaKernel, NewKernel
 from ..device.self_test import not_applicable
+from . import dense_experts
 from .experts import ExpertMakers
 from .linear import LinearMakers
 from .linear_cpu import CpuLinearMakers
@@ -34,7 +35,7 @@ class FasterLayers(ReplacedLayers):
     def _makers_for(self, device: str) -> Makers:
         if device == "cuda":
             return {**self._linear.makers, **self._experts.makers}
-        return CpuLinearMakers().makers if device == "cpu" else {}
+        return {**CpuLinearMakers().makers, **dense_experts.makers()} if device == "cpu" else {}
 
     @contextmanager
     def traced(self) -> Iterator[None]:
