@@ -123,15 +123,33 @@ class Layer:
         return self.down(exactly(mx.array(h.astype(np.float32)).astype(self.dtype)), expert)
 
 
+def check_product(form: Format, dtype: Any, tuning: Tuning | None, tokens: int) -> None:
+    """Compare one product, of tokens with the experts that they chose."""
+    columns = 256 if form.group == 128 or form.span == 2 else 320
+    layer, chosen = linear(1, 80, columns, form, dtype), choices(tokens, tokens)
+    product = GroupedProduct(shuffled(EmulatedKernel, 1), CHIP, tuning)
+    routing = product.route(mx.array(chosen.reshape(-1)), EXPERTS, tokens)
+    x = random(tokens, tokens, columns).astype(dtype)
+    found, order = exactly(product(x, [layer.weights], routing, Between(), tokens=True)), host(routing.order)
+    wide = exactly(x)
+    wanted = np.stack([layer(wide[pair // TOP], chosen.reshape(-1)[pair]) for pair in order])
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=TOLERANCE[dtype] * np.abs(wanted).max())
+
+
 @pytest.mark.parametrize(("form", "dtype"), FORMATS)
 def test_few_tokens_meet_the_experts_that_they_chose(form: Format, dtype: Any) -> None:
-    Layer(form, dtype, biased=form.mode is Mode.MXFP4).check(choices(0, 7))
+    check_product(form, dtype, None, 7)
 
 
 @pytest.mark.parametrize(("form", "dtype"), [FORMATS[i] for i in (0, 2, 3, 5, 6, 7, 8)])
 def test_many_tokens_meet_the_experts_that_they_chose(form: Format, dtype: Any) -> None:
-    """In chunks of 64 rows, which 5 experts with 200 choices don't fill."""
-    Layer(form, dtype, MANY, biased=form.bits == 16).check(choices(1, 100))
+    """In chunks of 64 rows, which 5 experts with 140 choices don't fill."""
+    check_product(form, dtype, MANY, 70)
+
+
+@pytest.mark.parametrize("tuning", [None, MANY])
+def test_both_products_of_a_layer_with_biases(tuning: Tuning | None) -> None:
+    Layer(Format(Mode.MXFP4, 4, 32), mx.bfloat16, tuning, biased=True).check(choices(0, 9))
 
 
 @pytest.mark.parametrize("parts", [1, 4])
