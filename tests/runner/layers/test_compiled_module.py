@@ -11,7 +11,8 @@ import pytest
 from tests.runner.backends import Driven, segment
 from tests.runner.paged.models import DIM, KV_HEADS, make, paged
 from tests.support.cuda import ReferenceKernel, ReferenceKernels
-from treadle.runner.kv.paged.backend import PagedConfig, uniform
+from treadle.runner.kv.paged.backend import PagedConfig
+from treadle.runner.kv.paged.memory import uniform
 from treadle.runner.kv.paged.paged_pass import PAGE
 from treadle.runner.layers.choose import FasterLayers
 from treadle.runner.layers.compiled_module import CompiledModule

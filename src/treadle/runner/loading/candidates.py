@@ -116,8 +116,8 @@ def _with_fused_layers(module: Any, config: PagedConfig) -> PagedConfig:
 
 def _with_compiled_passes(reference: Reference, config: PagedConfig, rejected: list[Rejection]) -> PagedConfig:
     """`config` with the module's own passes compiled; as it is where that can't be, with the reason in `rejected`."""
-    if config.recurrent is not None:
-        rejected.append(Rejection("compiled passes", "it has recurrent layers"))
+    if not config.layers:
+        rejected.append(Rejection("compiled passes", "no layer has keys and values"))
         return config
     compile = config.layers[0].kernels.compile
     decoder = CompiledModule(reference.module, config.selection, reference.layers, compile)

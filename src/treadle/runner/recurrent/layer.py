@@ -77,7 +77,9 @@ class _Slots:
     def take_written(self) -> list[Any]:
         """Return the arrays of the last pass that are there once its states are, and forget them."""
         out, self._out = self._out, None
-        return self.pool.take_written() if isinstance(self.pool, SlotArrays) else [out]
+        if isinstance(self.pool, SlotArrays):
+            return self.pool.take_written()
+        return [] if out is None else [out]
 
 
 class ConvolutionSlots(_Slots):
@@ -160,7 +162,7 @@ class RecurrentLayer:
             (StateSlots if state.convolution is None else ConvolutionSlots)(state, slots, recurrences, step)
             for state in states
         ]
-
+        self.step = step
         self._arrays = [entry.pool for entry in self.entries if isinstance(entry.pool, SlotArrays)]
 
     def __getitem__(self, index: int) -> Any:

@@ -80,6 +80,11 @@ class RecurrentPass:
             self._empty.clear()
             self.count = int(rows.shape[0])
 
+    def replace(self, table: Any, rows: Any) -> None:
+        """Put other arrays in the place of the step's, as for a trace. Nothing that was made with those stays."""
+        self.table, self.rows = table, rows
+        self._empty.clear()
+
     @property
     def runs(self) -> list[Run]:
         """The segments, in their order, as few runs."""
