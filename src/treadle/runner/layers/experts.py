@@ -30,10 +30,12 @@ _TOKENS, _PAIRS = (1, 5), (20, 50, 100)
 
 @dataclass(frozen=True)
 class _Linear:
-    """Weights of a linear layer, and the type of x that they take."""
+    """Weights of a linear layer, and the type of x that they take. With `prepare` the layer's arrays are views of them,
+    with `restore` they are the layer's own again."""
 
     weights: ExpertWeights
     dtype: Any
+    prepare: Callable[[], None]
     restore: Callable[[], None]
 
     @property
@@ -140,11 +142,9 @@ class ExpertMakers:
         label = f"experts ({linears[0].weights.experts} of {linears[0].inputs} x {linears[0].weights.outputs})"
         self._labels[label] = None
 
-        def restore() -> None:
-            for one in linears:
-                one.restore()
-
-        return Faster({"__call__": experts}, (type(layer), shapes, between), label, lambda: _examples(linears), restore)
+        kind = type(layer), shapes, between
+        prepare, restore = (partial(_each, linears, name) for name in ("prepare", "restore"))
+        return Faster({"__call__": experts}, kind, label, lambda: _examples(linears), prepare, restore)
 
 
 def reason_against(layer: Any, dtype: Any) -> str:
@@ -178,9 +178,13 @@ def _alike(gate: _Linear, up: _Linear) -> bool:
     return gate.weights.form == up.weights.form and (gate.weights.bias is None) == (up.weights.bias is None)
 
 
+def _each(linears: Sequence[_Linear], name: str) -> None:
+    for one in linears:
+        getattr(one, name)()
+
+
 def _packed(layer: Any, dtype: Any) -> _Linear:
-    """Weights as the kernels read them, in memory that the layer's own arrays become views of. Without scales in a type
-    of their own they take x of `dtype`."""
+    """Weights as the kernels read them. Without scales in a type of their own they take x of `dtype`."""
     layer.weight = mx.contiguous(layer.weight)
     if "scales" not in layer:
         form, scales, dtype = Format(), None, layer.weight.dtype
@@ -189,24 +193,32 @@ def _packed(layer: Any, dtype: Any) -> _Linear:
         dtype = layer.scales.dtype if form.mode is Mode.AFFINE else dtype
         scales = _laid_out(layer, form.mode)
     bias = None if "bias" not in layer else mx.contiguous(layer.bias.astype(dtype))
-    mx.eval(layer.parameters(), bias)  # not in each pass
-    return _Linear(ExpertWeights(form, layer.weight, scales, bias), dtype, partial(_unpack, layer))
+    mx.eval(layer.parameters(), bias, scales)  # not in each pass
+    weights = ExpertWeights(form, layer.weight, scales, bias)
+    return _Linear(weights, dtype, partial(_view, layer, scales), partial(_unpack, layer))
 
 
 def _laid_out(layer: Any, mode: Mode) -> Any:
-    """Scales, with biases beside them where there are any, in the kernels' order. The layer keeps views of them."""
+    """Scales, with biases beside them where there are any, in the kernels' order."""
     if mode is not Mode.AFFINE:
-        scales = mx.contiguous(layer.scales.swapaxes(1, 2))
-        mx.eval(scales)
-        layer.scales = scales.swapaxes(1, 2)
-        return scales
-    both = mx.contiguous(mx.stack([layer.scales, layer.biases], axis=-1).swapaxes(1, 2))
-    mx.eval(both)
-    layer.scales, layer.biases = (both[..., i].swapaxes(1, 2) for i in range(2))
-    return both
+        return mx.contiguous(layer.scales.swapaxes(1, 2))
+    return mx.contiguous(mx.stack([layer.scales, layer.biases], axis=-1).swapaxes(1, 2))
+
+
+def _view(layer: Any, scales: Any | None) -> None:
+    """Let the layer's scales and biases be views of those in the kernels' order, of which there is one copy then. MLX's
+    own products don't take them like this."""
+    if scales is None:
+        return
+    names = ("scales", "biases") if scales.ndim == 4 else ("scales",)
+    views = [scales[..., i].swapaxes(1, 2) for i in range(2)] if scales.ndim == 4 else [scales.swapaxes(1, 2)]
+    for name, view in zip(names, views, strict=True):
+        mx.eval(view)
+        setattr(layer, name, view)
 
 
 def _unpack(layer: Any) -> None:
+    """Give the layer scales and biases of its own."""
     for name in ("scales", "biases"):
         if layer.get(name) is not None:
             setattr(layer, name, mx.contiguous(layer[name]))

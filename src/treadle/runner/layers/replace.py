@@ -32,13 +32,15 @@ class Faster:
     """Faster `methods` of one layer by their names, which take the same arguments as its own and return the same.
 
     Layers of one `kind` are computed in the same way: one of them is tested, with each of the `examples`, which are
-    arguments of the methods. `label` names the kind for operators. `restore` undoes what the maker did to the layer.
+    arguments of the methods. `label` names the kind for operators. `prepare` changes the layer's arrays for them,
+    `restore` changes them back for the layer's own methods.
     """
 
     methods: Mapping[str, Method]
     kind: Hashable
     label: str
     examples: Callable[[], Iterable[tuple[Any, ...]]]
+    prepare: Callable[[], None] = lambda: None
     restore: Callable[[], None] = lambda: None
 
 
@@ -76,6 +78,7 @@ class ReplacedLayers:
             self._layers = self._tested([*self._made()])
         if not self.installed:
             for layer, faster in self._layers:
+                faster.prepare()
                 _install(layer, faster.methods)
         self.installed = True
 
@@ -84,14 +87,13 @@ class ReplacedLayers:
         if self.installed:
             for layer, faster in self._layers or ():
                 _remove(layer, faster.methods)
+                faster.restore()
         self.installed = False
 
     def reject(self, reason: str) -> None:
         """Use the layers' own methods for good: the model gave wrong results with the faster ones."""
         self.remove()
         _reject(self.rejected, "faster layers together", reason)
-        for _, faster in self._layers or ():
-            faster.restore()
         self._layers = []
 
     @contextmanager
@@ -125,8 +127,6 @@ class ReplacedLayers:
                 reasons[faster.kind] = reason = _reason_against(layer, faster)
                 if reason:
                     _reject(self.rejected, faster.label, reason)
-            if reasons[faster.kind]:
-                faster.restore()
         return [(layer, faster) for layer, faster in made if not reasons[faster.kind]]
 
 
