@@ -22,6 +22,8 @@ RING = 1 << 20
 """Numbers of a ring: many more than two steps take, so that no copy is ever waited for. Arrays of more than a quarter
 of it are made anew. The page tables of 128 sequences of 16,000 tokens take a quarter of that, and the bitmasks of 32
 rows over 262,144 tokens all of it."""
+_ALIGNED = 4
+"""Numbers that a kernel may read at once: each array begins at a multiple."""
 _LEAST = 1024
 _DTYPES = {np.dtype(np.int32): mx.int32, np.dtype(np.float32): mx.float32}
 
@@ -50,14 +52,15 @@ class Staging:
 
     def put(self, *arrays: npt.NDArray[Any]) -> list[Any]:
         """The arrays, on the device."""
-        sizes = [array.size for array in arrays]
-        count = max(_LEAST, 1 << (sum(sizes) - 1).bit_length())
-        packed = np.concatenate([array.ravel().view(np.uint32) for array in arrays])
-        device, found, start = self._copied(packed, count), [], 0
-        for array, size in zip(arrays, sizes, strict=True):
-            found.append(device[start : start + size].view(_DTYPES[array.dtype]).reshape(array.shape))
-            start += size
-        return found
+        starts = [0, *np.cumsum([-(-array.size // _ALIGNED) * _ALIGNED for array in arrays]).tolist()]
+        packed = np.zeros(starts[-1], np.uint32)
+        for array, start in zip(arrays, starts[:-1], strict=True):
+            packed[start : start + array.size] = array.ravel().view(np.uint32)
+        device = self._copied(packed, max(_LEAST, 1 << (starts[-1] - 1).bit_length()))
+        return [
+            device[start : start + array.size].view(_DTYPES[array.dtype]).reshape(array.shape)
+            for array, start in zip(arrays, starts[:-1], strict=True)
+        ]
 
     @property
     def shared(self) -> bool:
