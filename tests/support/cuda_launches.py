@@ -245,21 +245,38 @@ def _part(launch: Launch, q: Any, packed: Any, first: int, position: int, span: 
 def _rotate(launch: Launch) -> list[Any]:
     t, dim = launch.template, launch.template["D"]
     queries, kv = t["HQ"], t["HKV"]
-    qkv = launch.values("qkv").reshape(-1, queries + 2 * kv, dim)
-    launch.covers(32 * qkv.shape[0] * qkv.shape[1])
+    qkv = launch.values("qkv").reshape(-1, queries + (1 if t["SHARED"] else 2) * kv, dim)
+    launch.covers(32 * qkv.shape[0] * (queries + 2 * kv))
     q, k, v = np.split(qkv, [queries, queries + kv], axis=1)
-    if t["NORM"]:
-        eps = _number(t["EPS"])
+    v = k if t["SHARED"] else v
+    eps = _number(t["EPS"])
+    if t["NORM"] == 1:
         q, k = _normed(q, launch.values("q_norm"), eps), _normed(k, launch.values("k_norm"), eps)
-    cos_sin = launch.view("cos_sin")
-    _put(launch, _turned(k, cos_sin), v)
-    return [_turned(q, cos_sin)[:, :, None]]
+    if t["NORM"] == 2:
+        scales = launch.view("scales")
+        q = q * scales[:, :1, None] * launch.values("q_norm").reshape(queries, dim)
+        k = k * scales[:, 1:, None] * launch.values("k_norm").reshape(kv, dim)
+    if t["VALUE_NORM"]:
+        v = _normed(v, 1, eps)
+    if t["ROTATED"]:
+        q, k = (_turned(x, launch.view("cos_sin"), interleaved=t["INTERLEAVED"]) for x in (q, k))
+    _put(launch, k, v)
+    return [q[:, :, None]]
+
+
+def _qk_scales(launch: Launch) -> list[Any]:
+    t = launch.template
+    qkv = launch.values("qkv")
+    assert launch.blocks == (len(qkv), 2)
+    q, k, _ = np.split(qkv, [t["HQ"] * t["D"], (t["HQ"] + t["HKV"]) * t["D"]], axis=1)
+    squares = np.stack([(x * x).mean(axis=-1) for x in (q, k)], axis=-1)
+    return [1 / np.sqrt(squares + _number(t["EPS"]))]
 
 
 def _cos_sin(launch: Launch) -> list[Any]:
     cos_sin = launch.view("positions")[:, None] * launch.values("inv_freq")
     launch.covers(cos_sin.size)
-    return [np.stack([np.cos(cos_sin), np.sin(cos_sin)], axis=-1)]
+    return [np.stack([np.cos(cos_sin), np.sin(cos_sin)], axis=-1) * _number(launch.template["SCALE"])]
 
 
 def _embed(launch: Launch) -> list[Any]:
@@ -275,10 +292,14 @@ def _number(bits: int) -> float:
     return float(np.int32(bits).view(np.float32))
 
 
-def _turned(x: Any, cos_sin: Any) -> Any:
-    a, b = np.split(x, 2, axis=-1)
+def _turned(x: Any, cos_sin: Any, *, interleaved: bool) -> Any:
+    half = cos_sin.shape[1]
+    x, rest = x[..., : 2 * half], x[..., 2 * half :]
+    a, b = (x[..., ::2], x[..., 1::2]) if interleaved else np.split(x, 2, axis=-1)
     cosine, sine = cos_sin[:, None, :, 0], cos_sin[:, None, :, 1]
-    return np.concatenate([a * cosine - b * sine, a * sine + b * cosine], axis=-1)
+    a, b = a * cosine - b * sine, a * sine + b * cosine
+    turned = np.stack([a, b], axis=-1).reshape(x.shape) if interleaved else np.concatenate([a, b], axis=-1)
+    return np.concatenate([turned, rest], axis=-1)
 
 
 def _normed(x: Any, weight: Any, eps: float) -> Any:
@@ -286,21 +307,41 @@ def _normed(x: Any, weight: Any, eps: float) -> Any:
 
 
 def _add_norm(launch: Launch) -> list[Any]:
-    width = launch.template["WIDTH"]
-    assert width % 8 == 0
+    t = launch.template
+    assert t["WIDTH"] % 8 == 0
     assert launch.blocks[0] == launch.view("x").shape[0]
-    assert launch.template["THREADS"] == launch.threads
+    assert t["THREADS"] == launch.threads
     assert launch.threads % 32 == 0
-    h = launch.values("x") + launch.values("r")
-    return [h, _normed(h, launch.values("weight"), _number(launch.template["EPS"]))]
+    branch = launch.values("r") + (launch.values("other") if t["PARALLEL"] else 0)
+    branch = branch * _number(t["MULTIPLIER"]) if t["SCALED"] else branch
+    if t["POST"]:
+        branch = _norm(launch, branch, "post_", t["POST"], t["POST_EPS"], t["POST_BIASED"])
+    h = (launch.values("x") + branch) * (_number(t["OUTPUT"]) if t["RESCALED"] else 1)
+    h = np.clip(h, -65504, 65504) if t["CLIPPED"] else h
+    return [h, _norm(launch, h, "", t["NORM"], t["EPS"], t["BIASED"])] if t["NORM"] else [h]
 
 
-def _swiglu(launch: Launch) -> list[Any]:
-    both, width = launch.values("both"), launch.template["WIDTH"]
-    assert both.shape[1] == 2 * width
-    launch.covers(both.size // 2 // 8)
-    gate, up = both[:, :width], both[:, width:]
-    return [gate / (1 + np.exp(-gate)) * up]
+def _norm(launch: Launch, x: Any, prefix: str, kind: int, eps: int, biased: bool) -> Any:
+    x = x - x.mean(axis=-1, keepdims=True) if kind == 2 else x
+    return _normed(x, launch.values(f"{prefix}weight"), _number(eps)) + (
+        launch.values(f"{prefix}bias") if biased else 0
+    )
+
+
+_ACTIVATIONS: tuple[Callable[[Any], Any], ...] = (
+    lambda x: x / (1 + np.exp(-x)),
+    lambda x: np.array(mx.array(x) * (1 + mx.erf(mx.array(x) / 2**0.5)) / 2),
+    lambda x: x / 2 * (1 + np.tanh((2 / np.pi) ** 0.5 * (x + 0.044715 * x**3))),
+    lambda x: np.maximum(x, 0) ** 2,
+)
+
+
+def _activate(launch: Launch) -> list[Any]:
+    x, t = launch.values("x"), launch.template
+    assert x.shape[1] == (2 if t["GATED"] else 1) * t["WIDTH"]
+    launch.covers(len(x) * t["WIDTH"] // 8)
+    gate = _ACTIVATIONS[t["ACTIVATION"]](x[:, : t["WIDTH"]])
+    return [gate * x[:, t["WIDTH"] :] if t["GATED"] else gate]
 
 
 def _weights(launch: Launch) -> Any:
@@ -437,8 +478,9 @@ LAUNCHES: dict[str, Callable[[Launch], list[Any]]] = {
     "attend_prefill": _attend_prefill,
     "attend_wide": _attend_prefill,
     "rotate": _rotate,
+    "qk_scales": _qk_scales,
     "add_norm": _add_norm,
-    "swiglu": _swiglu,
+    "activate": _activate,
     "skinny_gemm": _skinny_gemm,
     "packed_gemm": _packed_gemm,
     "small_gemm": _small_gemm,

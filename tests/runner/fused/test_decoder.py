@@ -14,7 +14,7 @@ import pytest
 
 from tests.runner.backends import Driven, segment
 from tests.runner.looped import Looped
-from tests.runner.paged.models import DIM, KV_HEADS, PAGE, PAGE_BYTES, VOCABULARY, loaded, make, paged
+from tests.runner.paged.models import DIM, KV_HEADS, PAGE, PAGE_BYTES, UNFUSED, VOCABULARY, loaded, make, paged
 from tests.runner.reference import reference
 from tests.support.cuda import ReferenceKernel, ReferenceKernels
 from treadle.core.messages import Submit
@@ -32,7 +32,7 @@ PROMPTS = [tuple((7 * i + j * j) % 256 for j in range(n)) for i, n in enumerate(
 
 
 def decoder(module: Any, dtype: Any = mx.float32) -> FusedDecoder:
-    return FusedDecoder(module, ReferenceKernels(KV_HEADS, DIM, PAGE, dtype, rep=2), Selection())
+    return FusedDecoder(module, [ReferenceKernels(KV_HEADS, DIM, PAGE, dtype, rep=2)] * 2, Selection())
 
 
 def logits(module: Any, config: PagedConfig, prompt: tuple[int, ...], pieces: int) -> Any:
@@ -70,12 +70,12 @@ def test_rows_decode_what_they_decode_alone(name: str) -> None:
     assert loop.run(*some) == {request.id: reference(model, request) for request in some}
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma3"])
+@pytest.mark.parametrize("name", ["llama", "qwen3", UNFUSED])
 def test_keys_and_values_of_8_bits_change_little(name: str) -> None:
     """Fused layers put them there, others' own too; tokens by the kernel for few and by that for many."""
     module, wanted = make(name), make(name)
     config = paged(module, bits=8)
-    assert config.fused == (name == "llama")
+    assert config.fused == (name != UNFUSED)
     assert sum(layer.kernels.page_bytes for layer in config.layers) == PAGE_BYTES * (DIM + 4) // (4 * DIM)
     for prompt in PROMPTS[1:]:
         expected = wanted(mx.array([prompt]), cache=connect().new_caches(wanted))[0]
@@ -130,7 +130,8 @@ def test_weights_that_change_in_the_module_change_in_the_decoder() -> None:
     """They are the same memory."""
     module = make("llama")
     fused = decoder(module)
-    gate_up = fused._layers[0].gate_up.weight
+    mlp: Any = fused._layers[0].mlp
+    gate_up = mlp.inputs.products[0].weight
     up = module.model.layers[0].mlp.up_proj.weight
     np.array(up, copy=False)[:] = 5.0
     assert (gate_up[up.shape[0] :] == 5.0).all().item()
@@ -139,55 +140,58 @@ def test_weights_that_change_in_the_module_change_in_the_decoder() -> None:
 def test_a_long_position_turns_as_far_as_the_modules_own() -> None:
     module = make("llama3")
     fused = decoder(module)
-    cos_sin = 30_000 * fused._layers[0].inv_freq
+    rotary = fused._layers[0].rotary
+    assert rotary is not None
+    cos_sin = 30_000 * rotary.inv_freq
     pair = mx.concatenate([mx.ones(DIM // 2), mx.zeros(DIM // 2)])
     turned = module.model.layers[0].self_attn.rope(pair[None, None, None], offset=30_000).flatten()
     assert mx.allclose(turned[: DIM // 2], mx.cos(cos_sin), atol=2e-2).item()
     assert mx.allclose(turned[DIM // 2 :], mx.sin(cos_sin), atol=2e-2).item()
 
 
-REFUSED = {
-    "llama yarn": "YarnRoPE",
-    "llama traditional": "RoPE",
-    "qwen3_moe": "no fused decoder for",
-    "gemma3": "no fused decoder for",
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_other_decoders_are_refused_by_name(name: str) -> None:
-    with pytest.raises(NotImplementedError, match=REFUSED[name]):
-        decoder(make(name))
+def test_other_decoders_are_refused_by_name() -> None:
+    with pytest.raises(NotImplementedError, match=r"no fused decoder for mlx_lm\.models\.gpt_neox"):
+        decoder(make(UNFUSED))
 
 
 @pytest.mark.parametrize("dim", [80, 96])
-def test_heads_that_are_no_multiple_of_64_are_served_without(dim: int) -> None:
-    """Phi's: attention over pages, and the module's own layers."""
-    module = make("llama", head_dim=dim)
+@pytest.mark.parametrize("changed", [{}, {"rope_traditional": True}])
+def test_heads_that_are_no_multiple_of_64_are_fused_too(dim: int, changed: dict[str, Any]) -> None:
+    """Phi's."""
+    module = make("llama", head_dim=dim, **changed)
     config = paged(module)
-    assert not config.fused
+    assert config.fused
     prompt = PROMPTS[-1]
-    expected = make("llama", head_dim=dim)(mx.array([prompt]))[0]
+    expected = make("llama", head_dim=dim, **changed)(mx.array([prompt]))[0]
     for pieces in (1, 5):
         assert mx.allclose(logits(module, config, prompt, pieces), expected, atol=2e-3, rtol=1e-3).item()
-    with pytest.raises(NotImplementedError, match=f"heads of {dim}"):
-        FusedDecoder(module, ReferenceKernels(KV_HEADS, dim, PAGE, mx.float32, rep=2), Selection())
 
 
 def test_a_head_behind_an_unknown_norm_is_refused() -> None:
     with pytest.raises(NotImplementedError, match="last norm"):
-        FusedDecoder(make("llama"), ReferenceKernels(KV_HEADS, DIM, PAGE, mx.float32, rep=2), None)
+        FusedDecoder(make("llama"), [ReferenceKernels(KV_HEADS, DIM, PAGE, mx.float32, rep=2)] * 2, None)
 
 
-def test_layers_that_were_replaced_are_refused() -> None:
-    """As adapters do."""
+class Adapted(nn.Linear):
+    """A linear layer as adapters replace them."""
 
-    class Adapted(nn.Linear):
-        pass
 
+def test_an_mlp_with_a_replaced_layer_stays_the_modules_own() -> None:
     module = make("llama")
     module.model.layers[1].mlp.up_proj = Adapted(64, 128, bias=False)
-    with pytest.raises(NotImplementedError, match="Adapted"):
+    expected = module(mx.array([PROMPTS[2]]))[0]
+    config = paged(module)
+    assert config.decoder is not None
+    assert config.decoder.own_modules == [module.model.layers[1].mlp]
+    assert mx.allclose(logits(module, config, PROMPTS[2], 1), expected, atol=2e-3, rtol=1e-3).item()
+
+
+def test_layers_without_a_known_part_are_refused() -> None:
+    module = make("llama")
+    for layer in module.model.layers:
+        layer.self_attn.q_proj = Adapted(64, 256, bias=False)
+        layer.mlp.up_proj = Adapted(64, 128, bias=False)
+    with pytest.raises(NotImplementedError, match="linear layers of Adapted"):
         decoder(module)
 
 
@@ -210,7 +214,7 @@ class LazyKernels(ReferenceKernels):
 def lazy_config(module: Any, pages: int) -> PagedConfig:
     kernels, selection = LazyKernels(KV_HEADS, DIM, PAGE, mx.float32, rep=2), Selection()
     return PagedConfig(
-        uniform([0, 0], kernels), selection, False, FusedDecoder(module, kernels, selection), pages=pages
+        uniform([0, 0], kernels), selection, False, FusedDecoder(module, [kernels] * 2, selection), pages=pages
     )
 
 

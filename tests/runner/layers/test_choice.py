@@ -7,7 +7,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from tests.runner.paged.models import make
+from tests.runner.paged.models import UNFUSED, make
 from tests.support.cuda import ReferenceKernels
 from treadle.core.compute_path import KernelName, KernelPolicy, KernelState
 from treadle.runner.kv.cost import KvCost
@@ -74,7 +74,7 @@ def test_faster_layers_that_are_wrong_in_the_model_leave_the_backend(
 
 def test_a_backend_that_fails_either_way_does_not_cost_the_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(faster_layers.FasterLayers, "_makers_for", lambda self, device: makers(wrong=False))
-    reference = Reference(connect(), make("qwen3_moe"), 2048)
+    reference = Reference(connect(), make(UNFUSED), 2048)
 
     class Wrong(ReferenceKernels):
         def write(self, pool: Any, keys: Any, values: Any, slots: Any) -> Any:

@@ -9,7 +9,7 @@ import mlx.core as mx
 import pytest
 
 from tests.runner.backends import Driven, segment
-from tests.runner.paged.models import DIM, KV_HEADS, make, paged
+from tests.runner.paged.models import DIM, KV_HEADS, UNFUSED, make, paged
 from tests.support.cuda import ReferenceKernel, ReferenceKernels
 from treadle.runner.kv.paged.backend import PagedConfig
 from treadle.runner.kv.paged.memory import uniform
@@ -134,10 +134,9 @@ def test_launches_of_a_traced_pass_follow_none_of_another() -> None:
     assert order.last is first
 
 
-@pytest.mark.parametrize("name", ["qwen3_moe", "gemma3"])
-def test_a_model_that_is_not_fused_is_compiled(name: str) -> None:
+def test_a_model_that_is_not_fused_is_compiled() -> None:
     rejected: list[Rejection] = []
-    config = paged(make(name), rejected=rejected)
+    config = paged(make(UNFUSED), rejected=rejected)
     assert (config.fused, config.compiled) == (False, True)
     assert [one.backend for one in rejected] == ["fused layers"]
 
@@ -150,7 +149,7 @@ def test_the_reason_why_one_is_not_compiled_is_reported() -> None:
         def compile(program: Any) -> Any:
             raise RuntimeError("no compiler today")
 
-    config = paged(make("gemma3"), kernels=Kernels, rejected=rejected)
+    config = paged(make(UNFUSED), kernels=Kernels, rejected=rejected)
     assert (config.compiled, config.decoder) == (False, None)
     assert rejected[-1] == Rejection("compiled passes", "RuntimeError: no compiler today")
 

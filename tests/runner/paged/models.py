@@ -85,6 +85,15 @@ _MODELS: dict[str, dict[str, Any]] = {
         "mlp_only_layers": [],
         "norm_topk_prob": True,
     },
+    "gpt_neox": {
+        **_COMMON,
+        "model_type": "gpt_neox",
+        "hidden_size": KV_HEADS * DIM,
+        "num_attention_heads": KV_HEADS,
+        "layer_norm_eps": 1e-5,
+        "rotary_emb_base": 10000,
+        "rotary_pct": 0.25,
+    },
     "gemma3": {
         **_COMMON,
         "model_type": "gemma3_text",
@@ -103,6 +112,10 @@ _MODELS: dict[str, dict[str, Any]] = {
     "glm4_moe_lite": {**_COMMON, **_LATENT, "model_type": "glm4_moe_lite"},
     "deepseek_v2": {**_COMMON, **_LATENT, "model_type": "deepseek_v2", "q_lora_rank": None, "rope_scaling": _YARN},
 }
+
+
+UNFUSED = "gpt_neox"
+"""A model whose layers are not fused."""
 
 
 def make(name: str, *, dtype: Any = mx.float32, **changed: Any) -> Any:

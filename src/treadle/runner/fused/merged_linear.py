@@ -187,14 +187,36 @@ def merge_linears(layers: Sequence[Any], tools: Tools, *, head: bool = False) ->
         plain, bias = _concatenated(layers, "weight"), _concatenated(layers, "bias")
         assert plain is not None
         return MergedLinear(plain, None, None, bias) if head else linear(plain, bias, tools)
-    if kinds != {nn.QuantizedLinear}:
-        raise NotImplementedError(f"linear layers of {', '.join(kind.__name__ for kind in kinds)}")
-    ways = {Quantization.of(layer) for layer in layers}
+    _check_kind(kinds)
+    ways = {_way(layer) for layer in layers}
     if len(ways) > 1:
         raise NotImplementedError("linear layers that are quantized in different ways")
-    (way,) = ways
+    way = Quantization.of(layers[0])
     weight, scales, biases, bias = (_concatenated(layers, name) for name in ("weight", "scales", "biases", "bias"))
     return quantized_linear(weight, scales, biases, bias, way, tools, head=head)
+
+
+def side_by_side(layers: Sequence[Any], tools: Tools) -> list[MergedLinear]:
+    """Products of layers that share their input: neighbors of one kind in one. Raises NotImplementedError for layers of
+    unknown kinds."""
+    for layer in layers:
+        _check_kind({type(layer)})
+    groups: list[list[Any]] = []
+    for layer in layers:
+        if groups and _way(groups[-1][-1]) == _way(layer):
+            groups[-1].append(layer)
+        else:
+            groups.append([layer])
+    return [merge_linears(group, tools) for group in groups]
+
+
+def _way(layer: Any) -> Quantization | None:
+    return Quantization.of(layer) if type(layer) is nn.QuantizedLinear else None
+
+
+def _check_kind(kinds: set[type]) -> None:
+    if not kinds <= {nn.Linear, nn.QuantizedLinear}:
+        raise NotImplementedError(f"linear layers of {', '.join(kind.__name__ for kind in kinds)}")
 
 
 def linear(weight: Any, bias: Any | None, tools: Tools) -> MergedLinear:
@@ -224,20 +246,23 @@ def quantized_linear(
 
 
 def _concatenated(layers: Sequence[Any], name: str) -> Any | None:
-    """Concatenate the layers' arrays of that name along their first axis; None where they have none."""
-    arrays = [layer[name] for layer in layers if name in layer]
-    if not arrays:
+    """Concatenate the layers' arrays of that name along their first axis; None where they have none. A bias that a
+    layer has not is zeros."""
+    found = [layer.get(name) for layer in layers]
+    if all(array is None for array in found):
         return None
-    if len(arrays) < len(layers):
-        raise NotImplementedError(f"only some of the layers have a {name}")
-    if len(arrays) == 1:
-        return arrays[0]
-    whole = mx.concatenate(arrays)
+    if len(found) == 1:
+        return found[0]
+    dtype = next(array.dtype for array in found if array is not None)
+    sizes = [layer.weight.shape[0] for layer in layers]
+    whole = mx.concatenate([mx.zeros(n, dtype) if one is None else one for n, one in zip(sizes, found, strict=True)])
     mx.eval(whole)
     start = 0
-    for layer, array in zip(layers, arrays, strict=True):
-        part = whole[start : start + array.shape[0]]
-        mx.eval(part)
-        setattr(layer, name, part)
-        start += array.shape[0]
+    for layer, size, array in zip(layers, sizes, found, strict=True):
+        end = start + size
+        if array is not None:
+            part = whole[start:end]
+            mx.eval(part)
+            setattr(layer, name, part)
+        start = end
     return whole

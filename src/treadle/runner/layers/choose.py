@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -36,6 +36,10 @@ class FasterLayers(ReplacedLayers):
         if device == "cuda":
             return {**self._linear.makers, **self._experts.makers}
         return {**CpuLinearMakers().makers, **dense_experts.makers()} if device == "cpu" else {}
+
+    def restrict(self, modules: Sequence[Any] | None) -> None:
+        super().restrict(modules)
+        self._linear.reset()
 
     @contextmanager
     def traced(self) -> Iterator[None]:

@@ -57,6 +57,11 @@ class LinearMakers:
         """The orders of launches, one for each type of numbers. A traced pass restarts them at both ends."""
         return [tools.order for tools in self._tools.values() if tools.order is not None]
 
+    def reset(self) -> None:
+        """Forget the products that were made, and the kernels and the memory that they share."""
+        self._tools.clear()
+        self.products.clear()
+
     def statuses(self) -> list[KernelStatus]:
         """States of the kernels for matrix products, as the layers use them."""
         some = [tools.statuses(self.products) for tools in self._tools.values()]

@@ -62,6 +62,7 @@ class ReplacedLayers:
         self.installed = False
         self._module = module
         self._makers = makers
+        self._modules: Sequence[Any] = (module,)
         self._layers: list[tuple[Any, Faster]] | None = None
 
     def __len__(self) -> int:
@@ -71,6 +72,15 @@ class ReplacedLayers:
     def labels(self) -> Counter[str]:
         """Labels of the replaced layers, with their numbers."""
         return Counter(faster.label for _, faster in self._layers or ())
+
+    def restrict(self, modules: Sequence[Any] | None) -> None:
+        """Replace only layers inside of `modules` from now on, or all of the model (None). They are made anew."""
+        self.remove()
+        for _, faster in self._layers or ():
+            faster.restore()
+        self.rejected.clear()
+        self._modules = (self._module,) if modules is None else modules
+        self._layers = None
 
     def install(self) -> None:
         """Use the faster methods from now on."""
@@ -113,7 +123,8 @@ class ReplacedLayers:
         yield
 
     def _made(self) -> Iterator[tuple[Any, Faster]]:
-        for layer in {id(one): one for one in self._module.modules()}.values():
+        layers = (layer for module in self._modules for layer in module.modules())
+        for layer in {id(one): one for one in layers}.values():
             maker = self._makers.get(full_name(type(layer)))
             faster = None if maker is None else maker(layer)
             if faster is not None:

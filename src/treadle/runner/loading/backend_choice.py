@@ -48,7 +48,7 @@ class BackendChoice:
 
     A sequence takes `cost`, and all together have `budget` bytes (0: unknown). A step may compute `prefill_tokens`
     tokens of prompts (0: as many as are asked for). `rejected` are the better backends, best first. `layers` are the
-    states of faster layers and their kernels, where layers are not fused.
+    states of faster layers and their kernels, for parts that are not fused.
     """
 
     config: KvConfig

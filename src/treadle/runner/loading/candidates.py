@@ -83,10 +83,10 @@ def paged(
     if config.int8:
         reference = reference.for_int8()
     try:
-        fused = _with_fused_layers(reference.module, config)
-        trials = reference.trials(config.pages * PAGE // 2)
-        self_test(reference, replace(fused, pages=pages_for(trials), max_running=0), trials)
+        fused = _with_fused_layers(reference, config)
+        _test_fused(reference, fused)
     except Unsupported as error:
+        reference.layers.restrict(None)
         failed = isinstance(error, SelfTestFailed)
         _log.log(logging.WARNING if failed else logging.INFO, "layers are not fused: %s; steps are slower", error)
         rejected.append(Rejection("fused layers", str(error), failed))
@@ -105,13 +105,22 @@ def _pages(library: MlxLm, module: Any, bits: int, kernels: type[Kernels]) -> Pa
     return PagedConfig(layers, library.selection(module), pages=0, keep_prefixes=False, recurrent=recurrent)
 
 
-def _with_fused_layers(module: Any, config: PagedConfig) -> PagedConfig:
+def _with_fused_layers(reference: Reference, config: PagedConfig) -> PagedConfig:
     if config.recurrent is not None:
         raise Unsupported("it has recurrent layers")
+    kernels = [layer.kernels for layer in config.layers]
     try:
-        return replace(config, decoder=FusedDecoder(module, config.layers[0].kernels, config.selection))
+        decoder = FusedDecoder(reference.module, kernels, config.selection, reference.layers.traced)
     except (NotImplementedError, AttributeError) as error:
         raise Unsupported(str(error)) from error
+    return replace(config, decoder=decoder)
+
+
+def _test_fused(reference: Reference, config: PagedConfig) -> None:
+    """Test fused layers, with faster layers inside of the parts that stay the module's own."""
+    assert config.decoder is not None
+    reference.layers.restrict(config.decoder.own_modules)
+    _test_pages(reference, config)
 
 
 def _with_compiled_passes(reference: Reference, config: PagedConfig, rejected: list[Rejection]) -> PagedConfig:

@@ -59,9 +59,7 @@ def choose(found: Probe, request: BackendRequest, kernels: type[Kernels] = Kerne
     layers = reference.layers = FasterLayers(reference.module, request.device, request.kernels, kernels.kernel)
     choosing = _Choosing(found, request, kernels)
     choice = choosing.asked() if request.padded else choosing.best()
-    if not choice.config.fused:
-        choice = replace(choice, layers=tuple(layers.statuses))
-    return replace(choice, rejected=tuple(choosing.rejected))
+    return replace(choice, rejected=tuple(choosing.rejected), layers=tuple(layers.statuses))
 
 
 class _Choosing:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from ...core.compute_path import (
     Backend,
@@ -74,9 +75,7 @@ def _of_backend(choice: BackendChoice) -> Iterable[KernelStatus]:
     """States of the kernels of a backend and its layers, as far as the choice tells them."""
     config = choice.config
     if isinstance(config, PagedConfig) and config.fused:
-        yield from (KernelStatus(name, KernelState.ACTIVE) for name in (*_PAGED, *_FUSED))
-        yield from config.decoder.product_kernels  # type: ignore[union-attr]
-        yield not_applicable(KernelName.REPLACED_LAYERS, "all layers are fused")
+        yield from _fused(choice, config.decoder)
         return
     yield from choice.layers
     if not isinstance(config, PagedConfig):
@@ -87,6 +86,17 @@ def _of_backend(choice: BackendChoice) -> Iterable[KernelStatus]:
     if config.compiled:
         yield KernelStatus(KernelName.COMPILED_PASSES, KernelState.ACTIVE)
     yield from _rejected(choice, "compiled passes", KernelName.COMPILED_PASSES)
+
+
+def _fused(choice: BackendChoice, decoder: Any) -> Iterable[KernelStatus]:
+    yield from (KernelStatus(name, KernelState.ACTIVE) for name in (*_PAGED, *_FUSED))
+    yield from choice.layers
+    yield from decoder.product_kernels
+    if not decoder.own_modules:
+        yield not_applicable(KernelName.REPLACED_LAYERS, "all layers are fused")
+        return
+    reason = f"all but {decoder.own_parts}, which are the model's own"
+    yield KernelStatus(KernelName.FUSED_LAYERS, KernelState.ACTIVE, reason)
 
 
 def _rejected(choice: BackendChoice, backend: str, *names: KernelName) -> Iterable[KernelStatus]:

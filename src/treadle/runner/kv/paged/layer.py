@@ -76,9 +76,9 @@ class PagedLayer:
         that shape and their `rotated` parts, which are scaled already."""
         return self._attention(self.step, self.kind, _Queries(queries, scale, rotated=rotated), self.written)
 
-    def attention(self, step: PagedPass, queries: Any, written: Any, scale: float) -> Any:
+    def attention(self, step: PagedPass, queries: Any, written: Any, scale: float, sinks: Any | None = None) -> Any:
         """Attention as by `attend` in `step`, once the array `written` is there."""
-        return self._attention(step, self.kind, _Queries(queries, scale), written)
+        return self._attention(step, self.kind, _Queries(queries, scale, sinks), written)
 
     def _attention(self, step: PagedPass, kind: LayerKind, queries: _Queries, written: Any) -> Any:
         border = step.decode_tokens

@@ -1,0 +1,196 @@
+"""Branches of a decoder layer, attention and MLP: fused where their parts are known, and else mlx-lm's own modules."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import mlx.core as mx
+
+from ..kv.paged.kernels import Kernels
+from ..kv.paged.layer import PagedLayer
+from ..kv.paged.paged_pass import PagedPass
+from .families import Family, part
+from .kernels import Activation, HeadNorms, Heads, LayerKernels
+from .merged_linear import MergedLinear, Tools, side_by_side
+from .norms import Norm
+from .rotary import Rotary
+
+
+@dataclass(frozen=True)
+class FusedPass:
+    """One pass: its `step`, the `kernels` between products, cosines and sines by the `id` of their rotation, and
+    factors of queries (T, 1, 1, 1), if any."""
+
+    step: PagedPass
+    kernels: LayerKernels
+    cos_sin: Mapping[int, Any]
+    query_scale: Any | None = None
+
+
+class Attention(Protocol):
+    """Attention of a layer."""
+
+    def __call__(self, y: Any, pages: PagedLayer, computed: FusedPass) -> Any:
+        """The branch (T, W) for its normalized input `y` (T, W), over the layer's `pages`."""
+
+
+class Mlp(Protocol):
+    """MLP of a layer, or mixture of experts."""
+
+    def __call__(self, y: Any, x: Any, computed: FusedPass) -> Any:
+        """The branch (T, W) for its normalized input `y` (T, W); `x` is the residual stream."""
+
+
+@dataclass(frozen=True)
+class JoinedLinear:
+    """Linear layers of one input, side by side: as few products as their kinds allow."""
+
+    products: Sequence[MergedLinear]
+
+    @classmethod
+    def of(cls, layers: Sequence[Any], tools: Tools) -> JoinedLinear:
+        """The product of linear layers. Raises NotImplementedError for other kinds of layers."""
+        return cls(side_by_side(layers, tools))
+
+    @property
+    def outputs(self) -> int:
+        return sum(product.outputs for product in self.products)
+
+    def __call__(self, x: Any) -> Any:
+        """(T, N) of `x` (T, K)."""
+        found = [product(x) for product in self.products]
+        return found[0] if len(found) == 1 else mx.concatenate(found, axis=-1)
+
+
+@dataclass(frozen=True)
+class FusedAttention:
+    """Attention by kernels: products, norms and rotation of heads, pages."""
+
+    qkv: JoinedLinear
+    out: JoinedLinear
+    heads: Heads
+    norms: HeadNorms
+    rotary: Rotary | None
+    scale: float
+    sinks: Any | None = None
+
+    @classmethod
+    def of(cls, module: Any, family: Family, kernels: Kernels, tools: Tools) -> FusedAttention:
+        """The attention of a module. Raises NotImplementedError where a part of it is not known."""
+        if not family.projections:
+            raise NotImplementedError("the order of queries, keys and values")
+        shared = bool(getattr(module, "use_k_eq_v", False))
+        projections = family.projections[:2] if shared else family.projections
+        _check_parts(module, {*projections, family.output, *family.head_norms, "rope", "v_norm", "sinks"})
+        if kernels.latent or kernels.value_dim != kernels.dim:
+            raise NotImplementedError("values of other dimensions than keys")
+        heads = Heads(kernels.heads * kernels.rep, kernels.heads, kernels.dim, kernels.page, shared)
+        if heads.dim % 16:
+            raise NotImplementedError(f"heads of {heads.dim} dimensions")
+        norms = _head_norms(module, family, heads, kernels.dtype)
+        rotary = Rotary.of(module.rope) if family.rotates(module) else None
+        if rotary is not None and rotary.dims > heads.dim:
+            raise NotImplementedError(f"{rotary.dims} rotated dimensions of {heads.dim}")
+        qkv = JoinedLinear.of([getattr(module, name) for name in projections], tools)
+        if qkv.outputs != heads.stored * heads.dim:
+            raise NotImplementedError(f"{qkv.outputs} dimensions of queries, keys and values")
+        scale = float(getattr(module, "scale", heads.dim**-0.5))
+        out = JoinedLinear.of([getattr(module, family.output)], tools)
+        return cls(qkv, out, heads, norms, rotary, scale, module.get("sinks"))
+
+    def __call__(self, y: Any, pages: PagedLayer, computed: FusedPass) -> Any:
+        step, rotary = computed.step, self.rotary
+        slots = step.tables[pages.kind.table].slots
+        cos_sin = None if rotary is None else computed.cos_sin[id(rotary)]
+        interleaved = rotary is not None and rotary.interleaved
+        queries = computed.kernels.rotate(
+            self.qkv(y), self.norms, cos_sin, slots, pages.pool, self.heads, interleaved=interleaved
+        )
+        if computed.query_scale is not None:
+            queries = queries * computed.query_scale
+        attended = pages.attention(step, queries, slots, self.scale, self.sinks)
+        return self.out(attended.reshape(y.shape[0], -1))
+
+
+@dataclass(frozen=True)
+class OwnAttention:
+    """Attention by mlx-lm's `module`."""
+
+    module: Any
+
+    def __call__(self, y: Any, pages: PagedLayer, computed: FusedPass) -> Any:
+        cache = PagedLayer(pages.kind, pages.kernels, pages.pool, computed.step)
+        return self.module(y[:, None], mask=None, cache=cache)[:, 0]
+
+
+@dataclass(frozen=True)
+class FusedMlp:
+    """An MLP by kernels."""
+
+    inputs: JoinedLinear
+    down: JoinedLinear
+    activation: Activation
+    gated: bool
+
+    @classmethod
+    def of(cls, module: Any, family: Family, tools: Tools) -> FusedMlp:
+        """The MLP of a module. Raises NotImplementedError where a part of it is not known, as with experts."""
+        _check_parts(module, {*family.inputs, family.down})
+        layers = [module.get(name) for name in (*family.inputs, family.down)]
+        if None in layers:
+            raise NotImplementedError(f"an MLP without {', '.join((*family.inputs, family.down))}")
+        inputs, down = JoinedLinear.of(layers[:-1], tools), JoinedLinear.of(layers[-1:], tools)
+        if inputs.outputs % (16 if family.gated else 8):
+            raise NotImplementedError(f"an MLP with {inputs.outputs} inner dimensions")
+        return cls(inputs, down, family.activation, family.gated)
+
+    def __call__(self, y: Any, x: Any, computed: FusedPass) -> Any:
+        return self.down(computed.kernels.activate(self.inputs(y), self.activation, gated=self.gated))
+
+
+@dataclass(frozen=True)
+class OwnMlp:
+    """An MLP, or a mixture of experts, by mlx-lm's `module`."""
+
+    module: Any
+
+    def __call__(self, y: Any, x: Any, computed: FusedPass) -> Any:
+        return self.module(y[:, None])[:, 0]
+
+
+@dataclass(frozen=True)
+class MlpAndExperts:
+    """Gemma 4's `mlp` beside its experts, which see the residual stream by a norm of their own; both are normalized
+    before they are added. `layer` has the experts."""
+
+    mlp: Mlp
+    layer: Any
+
+    def __call__(self, y: Any, x: Any, computed: FusedPass) -> Any:
+        layer, x = self.layer, x[:, None]
+        indices, weights = layer.router(x)
+        experts = layer.experts(layer.pre_feedforward_layernorm_2(x), indices, weights)
+        beside = layer.post_feedforward_layernorm_2(experts)[:, 0]
+        return layer.post_feedforward_layernorm_1(self.mlp(y, x, computed)) + beside
+
+
+def _check_parts(module: Any, known: set[str]) -> None:
+    """Raises NotImplementedError where a module has parts or weights of other names than the `known` ones."""
+    found = {name for name, value in module.items() if isinstance(value, mx.array) or name in module.children()}
+    if others := sorted(found - known):
+        raise NotImplementedError(f"{type(module).__name__} with {', '.join(others)}")
+
+
+def _head_norms(module: Any, family: Family, heads: Heads, dtype: Any) -> HeadNorms:
+    values = "v_norm" in module
+    if family.head_norms[0] not in module:
+        return HeadNorms(values=values)
+    queries, keys = (Norm.of(part(module, name), dtype) for name in family.head_norms)
+    sizes = [0 if norm.weight is None else norm.weight.size for norm in (queries, keys)]
+    whole = sizes == [heads.queries * heads.dim, heads.kv * heads.dim] and heads.queries > 1
+    other = not whole and sizes != [heads.dim] * 2
+    if other or queries.centered or keys.centered or queries.eps != keys.eps:
+        raise NotImplementedError(f"heads normalized by {type(module[family.head_norms[0]]).__name__}")
+    return HeadNorms(queries.weight, keys.weight, queries.eps, whole, values)

@@ -1,0 +1,166 @@
+"""Every family with fused layers gives its module's own logits, and wrong facts are caught."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import pytest
+
+from tests.runner.backends import Driven, segment
+from tests.runner.fused.families import FAMILIES, VOCABULARY, config_of, make
+from tests.support.cuda import ReferenceKernels
+from treadle.runner.fused import families
+from treadle.runner.fused.decoder import FusedDecoder
+from treadle.runner.fused.families import Family, Norms
+from treadle.runner.fused.kernels import Activation
+from treadle.runner.kv.backend import Unsupported
+from treadle.runner.kv.paged.backend import PagedConfig
+from treadle.runner.loading import candidates
+from treadle.runner.loading.backend_choice import Rejection
+from treadle.runner.loading.reference import Reference
+from treadle.runner.mlxlm import connect
+
+PROMPT = tuple((7 * i + i * i) % VOCABULARY for i in range(45))
+OWN = {
+    "OlmoeSparseMoeBlock": ("olmoe", 2),
+    "Qwen2MoeSparseMoeBlock": ("qwen2_moe", 2),
+    "Qwen3MoeSparseMoeBlock": ("qwen3_moe", 2),
+    "Dots1MoE": ("dots1", 1),
+    "MixtralSparseMoeBlock": ("mixtral", 2),
+    "MiniMaxSparseMoeBlock": ("minimax", 2),
+    "PhiMoESparseMoeBlock": ("phimoe", 2),
+    "GraniteMoeMoE": ("granitemoe", 2),
+    "BailingMoeSparseMoeBlock": ("bailing_moe", 1),
+    "KlearSparseMoeBlock": ("Klear", 2),
+    "MellumSparseMoeBlock": ("mellum", 2),
+    "Ernie4_5_MoeMLP": ("ernie4_5_moe", 2),
+    "ApertusMLP": ("apertus", 2),
+}
+"""Parts that stay the module's own, with the family and their number."""
+
+
+def fused(module: Any, bits: int = 16) -> PagedConfig:
+    """The paged backend with fused layers, not tested."""
+    config = candidates._pages(connect(), module, bits, ReferenceKernels)
+    decoder = FusedDecoder(module, [layer.kernels for layer in config.layers], config.selection)
+    return replace(config, decoder=decoder, pages=16, keep_prefixes=False)
+
+
+def logits(config: PagedConfig, module: Any, size: int = 16) -> Any:
+    """Of all tokens of the prompt, `size` at a time."""
+    rows, found = Driven(config, module), []
+    rows.admit("a")
+    for start in range(0, len(PROMPT), size):
+        tokens = PROMPT[start : start + size]
+        found.append(rows.compute([segment("a", tokens, start, wants=len(tokens))], None).logits)
+    rows.backend.close()
+    return mx.concatenate([one for one in found if one is not None])
+
+
+def own(module: Any) -> Any:
+    return module(mx.array([PROMPT]), cache=connect().new_caches(module))[0]
+
+
+def differs(found: Any, expected: Any) -> float:
+    return float((mx.abs(found - expected).max() / mx.abs(expected).max()).item())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_logits_are_the_modules_own(name: str) -> None:
+    module = make(name)
+    expected = own(module)
+    assert differs(logits(fused(module), module), expected) < 2e-5
+
+
+@pytest.mark.parametrize("part", OWN)
+def test_what_is_not_known_stays_the_modules_own(part: str) -> None:
+    family, count = OWN[part]
+    decoder = fused(make(family)).decoder
+    assert decoder is not None
+    assert decoder.own_parts == f"{count} {part}"
+
+
+def test_gemma_4s_experts_are_beside_a_fused_mlp() -> None:
+    decoder = fused(make("gemma4_text")).decoder
+    assert decoder is not None
+    assert decoder.own_parts == "2 Router, 2 Experts"
+
+
+def test_every_family_is_tried() -> None:
+    assert set(families.FAMILIES) == {name.split()[0] for name in FAMILIES}
+
+
+WRONG: dict[str, tuple[str, dict[str, Any]]] = {
+    "no norms after the branches": ("glm4", {"norms": Norms()}),
+    "one norm for both branches": ("llama", {"parallel": True}),
+    "another activation": ("gemma", {"activation": Activation.SILU}),
+    "no residual multiplier": ("granite", {"residual_scale": lambda model: 1.0}),
+    "no embedding multiplier": ("granite", {"embedding_scale": lambda model: 1.0}),
+    "no logit scale": ("cohere", {"logit_scale": lambda model: 1.0}),
+    "rotation in all layers": ("cohere2", {"rotates": lambda attention: True}),
+    "queries not scaled": ("ministral3", {"query_scale": None}),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_a_wrong_fact_is_caught_by_the_self_test(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    name, changed = WRONG[what]
+    facts: Family = replace(families.FAMILIES[name], **changed)
+    monkeypatch.setitem(families.FAMILIES, name, facts)
+    module = make(name)
+    rejected: list[Rejection] = []
+    config = candidates.paged(
+        Reference(connect(), module, 64), 1 << 24, rejected, keep_prefixes=False, kernels=ReferenceKernels
+    )
+    assert not config.fused
+    assert (rejected[0].backend, rejected[0].failed) == ("fused layers", True)
+
+
+@pytest.mark.parametrize("bits", [16, 8])
+def test_linear_layers_that_differ_in_kind_are_computed_side_by_side(bits: int) -> None:
+    """Values and the way down in more bits, as mixed quantizations have them; a bias for some; gates in 16 bits."""
+    module = make("llama", attention_bias=False, hidden_size=128, intermediate_size=128)
+    for layer in module.model.layers:
+        attention, mlp = layer.self_attn, layer.mlp
+        attention.q_proj.bias = mx.random.normal((128,))
+        attention.v_proj = attention.v_proj.to_quantized(64, bits) if bits < 16 else attention.v_proj
+        attention.q_proj = attention.q_proj.to_quantized(64, 4)
+        mlp.up_proj = mlp.up_proj.to_quantized(32, 4, "mxfp4")
+    expected = own(module)
+    assert differs(logits(fused(module), module), expected) < 2e-5
+
+
+def test_a_mixture_of_quantizations_keeps_what_agrees_together() -> None:
+    module = make("qwen3", intermediate_size=128)
+
+    def width(path: str, layer: Any) -> bool | dict[str, Any]:
+        return {"group_size": 64, "bits": 8} if path.endswith("v_proj") else hasattr(layer, "to_quantized")
+
+    nn.quantize(module, 64, 4, class_predicate=width)
+    expected = own(module)
+    decoder = fused(module).decoder
+    assert decoder is not None
+    attention: Any = decoder._layers[0].attention
+    assert [product.way.bits for product in attention.qkv.products] == [4, 8]
+    assert differs(logits(fused(module), module), expected) < 2e-5
+
+
+def test_the_text_model_inside_of_another_is_fused() -> None:
+    module = make("mistral3", text_config=config_of("llama"))
+    assert differs(logits(fused(module), module), own(module)) < 2e-5
+
+
+def test_layers_that_share_keys_and_values_are_refused() -> None:
+    module = make("gemma4_text", num_kv_shared_layers=1, num_hidden_layers=3, layer_types=["full_attention"] * 3)
+    with pytest.raises((NotImplementedError, Unsupported), match=r"share|attention"):
+        fused(module)
+
+
+@pytest.mark.parametrize("name", ["gemma3_text", "olmo2", "glm4", "cohere", "qwen3_moe"])
+def test_keys_and_values_of_8_bits_change_little(name: str) -> None:
+    module = make(name)
+    expected = own(module)
+    assert differs(logits(fused(module, bits=8), module), expected) < 0.1
