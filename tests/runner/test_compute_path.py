@@ -64,6 +64,18 @@ def test_every_kernel_has_a_state_in_the_best_case() -> None:
     check_required(path, "m")
 
 
+def test_parts_that_are_not_fused_are_named_and_have_faster_layers() -> None:
+    path = on_cuda(make("qwen3_moe"))
+    assert path.fused
+    reasons = {kernel.name: kernel.reason for kernel in path.kernels}
+    assert reasons[KernelName.FUSED_LAYERS] == "all but 2 Qwen3MoeSparseMoeBlock, which are the model's own"
+    assert reasons[KernelName.REPLACED_LAYERS] == "no layer of the model would be faster"
+    check_required(path, "m")
+    fused = {kernel.name: kernel.reason for kernel in on_cuda(make("llama")).kernels}
+    assert fused[KernelName.FUSED_LAYERS] == ""
+    assert fused[KernelName.REPLACED_LAYERS] == "all layers are fused"
+
+
 def test_products_have_the_states_of_their_kernels() -> None:
     import mlx.nn as nn
 

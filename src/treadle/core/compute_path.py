@@ -60,8 +60,8 @@ class KernelPolicy(StrEnum):
 
 
 class KernelStatus(msgspec.Struct, frozen=True):
-    """One kernel's state. `reason` says why it is not active; of an active BLAS library, which one it is, and of
-    replaced layers, which ones they are."""
+    """One kernel's state. `reason` says why it is not active; of an active BLAS library, which one it is, of
+    replaced layers, which ones they are, and of fused layers, which parts are not."""
 
     name: KernelName
     state: KernelState
