@@ -11,13 +11,14 @@ import pytest
 
 from tests.runner.backends import Driven, segment
 from tests.runner.fused.families import FAMILIES, VOCABULARY, config_of, make
-from tests.support.cuda import ReferenceKernels
+from tests.support.cuda import ReferenceKernel, ReferenceKernels, failing
 from treadle.runner.fused import families
 from treadle.runner.fused.decoder import FusedDecoder
 from treadle.runner.fused.families import Family, Norms
 from treadle.runner.fused.kernels import Activation
 from treadle.runner.kv.backend import Unsupported
 from treadle.runner.kv.paged.backend import PagedConfig
+from treadle.runner.layers.choose import FasterLayers
 from treadle.runner.loading import candidates
 from treadle.runner.loading.backend_choice import Rejection
 from treadle.runner.loading.reference import Reference
@@ -164,3 +165,74 @@ def test_keys_and_values_of_8_bits_change_little(name: str) -> None:
     module = make(name)
     expected = own(module)
     assert differs(logits(fused(module, bits=8), module), expected) < 0.1
+
+
+class Halved(nn.RMSNorm):
+    """A norm of no known class."""
+
+    def __call__(self, x: Any) -> Any:
+        return super().__call__(x) / 2
+
+
+@pytest.mark.parametrize("place", ["input_layernorm", "post_attention_layernorm", "norm", "q_norm"])
+def test_norms_of_unknown_classes_are_computed_by_the_module(place: str) -> None:
+    module = make("qwen3")
+    holders = {"norm": [module.model], "q_norm": [layer.self_attn for layer in module.layers]}
+    for holder in holders.get(place, module.layers):
+        norm = Halved(getattr(holder, place).weight.size, 1e-5)
+        norm.weight = getattr(holder, place).weight
+        setattr(holder, place, norm)
+    expected = own(module)
+    config = fused(module)
+    assert config.decoder is not None
+    assert config.decoder.own_parts == ("2 Attention" if place == "q_norm" else "")
+    assert differs(logits(config, module), expected) < 2e-5
+
+
+def test_widths_that_kernels_do_not_take_are_left_to_mlx() -> None:
+    module = make("llama", hidden_size=132, intermediate_size=90, attention_bias=False)
+    expected = own(module)
+    config = fused(module)
+    assert config.decoder is not None
+    assert config.decoder.own_parts == "2 MLP"
+    assert differs(logits(config, module), expected) < 2e-5
+
+
+def loaded(name: str, kernels: type[ReferenceKernels] = ReferenceKernels) -> tuple[PagedConfig, FasterLayers]:
+    """The quantized family's paged backend with faster layers, as on CUDA."""
+    module = make(name, moe_intermediate_size=64, hidden_size=128)
+    nn.quantize(module, 32, 4)
+    reference = Reference(connect(), module, 64)
+    layers = reference.layers = FasterLayers(module, "cuda", kernel=ReferenceKernel)
+    config = candidates.paged(reference, 1 << 24, [], keep_prefixes=False, kernels=kernels)
+    return config, layers
+
+
+def test_parts_of_the_modules_own_have_faster_layers() -> None:
+    config, layers = loaded("qwen2_moe")
+    assert config.fused
+    assert config.decoder is not None
+    inside = [layer for module in config.decoder.own_modules for layer in module.modules()]
+    linear = [layer for layer in inside if type(layer).__name__ == "QuantizedLinear"]
+    assert sum(layers.labels.values()) == len(linear) == 2 * 5
+    assert layers.installed
+
+
+def test_all_layers_are_faster_ones_where_fused_layers_fail() -> None:
+    config, layers = loaded("qwen2_moe", failing("rotate"))
+    assert not config.fused
+    assert sum(layers.labels.values()) == 2 * (5 + 4) + 2  # the head, and the table as one
+
+
+def test_launches_of_another_graph_are_forgotten_at_both_ends_of_a_pass() -> None:
+    """Branches side by side use one workspace in turn."""
+    config = fused(make("cohere"))
+    assert config.decoder is not None
+    order = config.decoder._order
+    assert order is not None
+    order.last = mx.ones(7)
+    logits(config, None)
+    assert order.last.shape == (1,)
+    decoder = fused(make("llama")).decoder
+    assert decoder is not None
+    assert decoder._order is None
