@@ -108,14 +108,14 @@ def check_valid(loop: Looped, some: Sequence[Submit]) -> None:
         assert VALID[request.id.split()[0]][1](text_of(tokens[:-1])), text_of(tokens)
 
 
-BACKENDS = ("contiguous", "ahead", "padded", "paged")
+BACKENDS = ("contiguous", "ahead", "padded", "padded ahead", "paged")
 
 
 def model_of(backend: str, tiny: Tiny) -> LoadedModel:
     if backend == "paged":
         return loaded(made := make("llama"), paged(made))
-    model = tiny("llama", padded=backend == "padded")
-    return ahead(model) if backend == "ahead" else model
+    model = tiny("llama", padded=backend.startswith("padded"))
+    return ahead(model) if backend.endswith("ahead") else model
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -201,8 +201,8 @@ def test_rows_without_a_limit_are_drawn_at_once(tiny: Tiny, monkeypatch: pytest.
     deferred = []
     real = StepSampler.start
 
-    def recording(self: StepSampler, step: Any, follows: bool) -> None:
-        real(self, step, follows)
+    def recording(self: StepSampler, step: Any, before: Any) -> None:
+        real(self, step, before)
         deferred.append(len(step.deferred))
 
     monkeypatch.setattr(StepSampler, "start", recording)

@@ -94,7 +94,7 @@ def some_requests() -> list[Submit]:
     ]
 
 
-BACKENDS = ("contiguous", "ahead", "padded", "serial", "paged", "recurrent", "windows")
+BACKENDS = ("contiguous", "ahead", "padded", "padded ahead", "serial", "paged", "recurrent", "windows")
 
 
 def model_of(backend: str, tiny: Tiny) -> LoadedModel:
@@ -103,6 +103,8 @@ def model_of(backend: str, tiny: Tiny) -> LoadedModel:
             return loaded(made := make("llama"), paged(made))
         case "ahead":
             return ahead(tiny("llama"))
+        case "padded ahead":
+            return ahead(tiny("llama", padded=True))
         case "padded" | "serial":
             model = tiny("llama", padded=True)
             config: Any = model.choice.config

@@ -116,7 +116,7 @@ def test_the_cost_of_the_cache_is_what_it_comes_to(tmp_path: Path, architecture:
         cached = CachedModel(model.module, model.library)
         caches = cached.new_caches()
         cached.prefill([1] * (length - 1), caches)
-        mx.eval(cached.decode([1], caches))  # a window keeps a whole chunk until then
+        mx.eval(cached.decode(mx.array([1]), caches))  # a window keeps a whole chunk until then
         held = sum(cache.nbytes for cache in caches)
         assert abs(held - model.kv.row_bytes - length * model.kv.token_bytes) <= model.kv.row_bytes
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import statistics
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -13,13 +14,13 @@ import mlx.core as mx
 import msgspec
 import pytest
 
+from tests.runner.backends import configured
 from tests.runner.conftest import Tiny
 from tests.runner.looped import Looped
 from tests.runner.reference import reference
 from tests.support import cuda, cuda_launches
 from treadle.core.messages import FinishReason, Sampling, Submit, TokenLogprob
 from treadle.core.plan import Admit, DecodeRow, PrefillChunk, StepPlan
-from treadle.runner.kv.contiguous.backend import ContiguousBackend, ContiguousConfig
 from treadle.runner.loading.model import LoadedModel
 from treadle.runner.model_runner import ModelRunner
 from treadle.runner.sampling import sampler
@@ -27,21 +28,20 @@ from treadle.runner.sampling.sampling_kernel import SamplingKernel
 from treadle.runner.step_sampler import StepSampler
 
 
-class AheadBackend(ContiguousBackend):
-    lookahead = 1
-
-
-class AheadConfig(ContiguousConfig):
-    def build(self, module: Any, live: Any, clock: Any = None) -> ContiguousBackend:
-        return AheadBackend(self, module, live)
-
-
 def ahead(model: LoadedModel) -> LoadedModel:
-    """The same model, one step ahead."""
-    config = model.choice.config
-    assert isinstance(config, ContiguousConfig)
-    ahead = AheadConfig(config.windows, config.selection, "metal", config.cost)
-    return replace(model, choice=replace(model.choice, config=ahead))
+    """The same model, one step ahead, as on a device that is not the CPU."""
+    return configured(model, device="metal")
+
+
+PADDED = ("llama", "gemma3", "qwen3_next", "mamba", "falcon_h1", "deepseek_v3", "llama4")
+MODELS: dict[str, dict[str, Any]] = {name: {} for name in ("llama", "gemma3", "qwen3_next", "deepseek_v3")}
+MODELS |= {f"padded {name}": {"padded": True} for name in PADDED}
+"""What to load: contiguous, padded and serial backends; windows, recurrent states, lists of caches."""
+
+
+def named(tiny: Tiny, name: str) -> LoadedModel:
+    """The model of this name in `MODELS`."""
+    return tiny(name.removeprefix("padded "), **MODELS[name])
 
 
 KINDS = {
@@ -87,26 +87,29 @@ def _numbers(one: TokenLogprob) -> list[float]:
     return [one.logprob, *(value for _, value in one.top)]
 
 
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("architecture", ["llama", "gemma3"])
+@pytest.mark.parametrize(("architecture", "seed"), [*((model, 0) for model in MODELS), ("llama", 1), ("gemma3", 2)])
 def test_every_request_is_what_it_is_in_lock_step(tiny: Tiny, architecture: str, seed: int) -> None:
-    model = tiny(architecture)
+    model = named(tiny, architecture)
     some = requests(random.Random(seed))
-    step, run = Looped(ModelRunner(model)), Looped(ModelRunner(ahead(model)))
-    assert run.runner.capabilities().steps.lookahead == 1
+    step = Looped(ModelRunner(model))
     step.run(*some)
+    run = Looped(ModelRunner(ahead(model)))
+    assert run.runner.capabilities().steps.lookahead == 1
     run.run(*some)
     for request in some:
         assert_alike(run.everything(request.id), step.everything(request.id))
     assert run.runner.statistics().kv_bytes == 0
 
 
-@pytest.mark.parametrize("kinds", [("nucleus",), ("nucleus", "greedy", "penalised", "drawn")], ids=["all", "some"])
+@pytest.mark.parametrize(
+    ("architecture", "kinds"),
+    [*((model, ("nucleus", "greedy", "penalised", "drawn")) for model in MODELS), ("gemma3", ("nucleus",))],
+)
 def test_a_pick_that_changes_late_changes_what_was_built_on_it(
-    tiny: Tiny, kinds: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+    tiny: Tiny, architecture: str, kinds: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A nucleus that is wider than its candidates is drawn again when the next step is under way."""
-    model = tiny("gemma3")
+    model = named(tiny, architecture)
     some = requests(random.Random(7), kinds)
     step = Looped(ModelRunner(model))
     step.run(*some)
@@ -143,7 +146,7 @@ def test_rows_that_need_their_last_token_are_sampled_with_the_others_in_one_draw
     draws: list[tuple[Any, set[bool]]] = []
     real = StepSampler._draw
 
-    def recording(self: StepSampler, step: Any, places: Sequence[int], **given: bool) -> None:
+    def recording(self: StepSampler, step: Any, places: Sequence[int], **given: Any) -> None:
         if places:
             draws.append((step, {step.rows[step.decodes[place].id].sampling.depends_on_last_token for place in places}))
         real(self, step, places, **given)
@@ -195,12 +198,13 @@ class LateFault(ModelRunner):
         return super()._read(step)
 
 
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("architecture", ["llama", "gemma3"])
+@pytest.mark.parametrize(
+    ("architecture", "seed"), [*((model, i) for i, model in enumerate(MODELS)), ("llama", 10), ("gemma3", 11)]
+)
 def test_steps_that_raise_ahead_change_nobodys_tokens(tiny: Tiny, architecture: str, seed: int) -> None:
     """B7: whatever was in flight is void, and every row goes on as if nothing had happened. A row that is tried alone
     may be taken for the guilty one; it fails, and the others don't."""
-    model = tiny(architecture)
+    model = named(tiny, architecture)
     dice = random.Random(seed)
     some = requests(dice)
     step = Looped(ModelRunner(model))
@@ -225,6 +229,60 @@ def test_steps_that_raise_ahead_change_nobodys_tokens(tiny: Tiny, architecture: 
         assert len(got) == len(wanted) or end is FinishReason.ERROR or id_ in cancelled
     assert runner.statistics().kv_bytes == 0
     assert not runner._rows
+
+
+@pytest.mark.parametrize("name", ["llama", "padded llama", "padded gemma3", "padded llama4"])
+def test_keys_and_values_are_not_copied_while_a_step_is_in_flight(tiny: Tiny, name: str) -> None:
+    """MLX writes to arrays in place where no step that the device runs reads them."""
+    runner = ModelRunner(ahead(named(tiny, name)))
+    some = [Submit(id=str(i), prompt=(7, 8, 9) * 600, max_tokens=99) for i in range(2)]
+    chunks = tuple(PrefillChunk(one.id, 0, len(one.prompt) - 1) for one in some)
+    runner.execute(StepPlan(step=1, admit=tuple(Admit(request=one) for one in some), prefill=chunks))
+    peaks = []
+    for position in range(20):
+        runner.start(StepPlan(step=2, decode=tuple(DecodeRow(one.id, position) for one in some)))
+        if position:
+            runner.finish()
+            peaks.append(mx.get_peak_memory() - mx.get_active_memory())
+        mx.reset_peak_memory()
+    assert statistics.median(peaks[5:]) < 0.4 * runner.statistics().kv_bytes
+    runner.finish()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_what_a_sequence_leaves_while_a_step_is_in_flight_is_reused(tiny: Tiny, name: str) -> None:
+    """It ends with a token that the step in flight has computed already: what it leaves is from before that."""
+    model = named(tiny, name)
+    loop, dice = Looped(ModelRunner(ahead(model)), prefill_tokens=512), random.Random(5)
+    limits = {"max_tokens": 99, "min_tokens": 40, "stop_token_ids": tuple(range(0, 256, 2)), "max_wait_s": 1e9}
+    prompts = [tuple(dice.randrange(256) for _ in range(70 + i)) for i in range(3)]
+    some = [Submit(id=f"r{i}", prompt=prompt, **limits) for i, prompt in enumerate(prompts)]  # type: ignore[arg-type]
+    loop.run(*some)
+    for one in some:
+        answer = loop.tokens(one.id)
+        assert loop.finish(one.id) is FinishReason.STOP
+        later = Submit(id=f"{one.id} later", prompt=(*one.prompt, *answer, 1, 2), max_tokens=9, max_wait_s=1e9)
+        assert loop.run(later)[later.id] == reference(model, later)
+        assert loop.cached(later.id) >= len(one.prompt) + len(answer) - 1
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_who_leaves_in_the_middle_of_a_prompt_leaves_what_is_in_flight(tiny: Tiny, name: str) -> None:
+    """Where the caches before that are gone; contiguous ones are kept by block, up to what is committed."""
+    model = named(tiny, name)
+    loop = Looped(ModelRunner(ahead(model)), prefill_tokens=100)
+    prompt = tuple(3 * i % 251 for i in range(400))
+    loop.submit(Submit(id="a", prompt=prompt, max_tokens=9, max_wait_s=1e9))
+    loop.step()
+    loop.step()
+    computed = loop.runner._rows["a"].cached
+    loop.cancel("a")
+    while loop.has_work:
+        loop.step()
+    again = Submit(id="b", prompt=prompt, max_tokens=9, max_wait_s=1e9)
+    assert loop.run(again)["b"] == reference(model, again)
+    contiguous = model.choice.config.name == "contiguous"
+    assert 64 <= loop.cached("b") < computed if contiguous else loop.cached("b") == computed
 
 
 def test_a_row_whose_id_came_back_is_left_alone_when_a_step_is_computed_again(

@@ -10,7 +10,7 @@ import pytest
 
 from tests.runner.conftest import Tiny
 from tests.runner.looped import Looped
-from tests.runner.test_lookahead import ahead, requests
+from tests.runner.test_lookahead import ahead, named, requests
 from tests.support.capabilities import capabilities
 from treadle.core import block_budget
 from treadle.core.messages import Capabilities
@@ -74,14 +74,20 @@ def content(result: StepResult) -> tuple[Any, ...]:
     return result.rows, result.scores, result.failures, result.evicted
 
 
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("lookahead", [0, 1])
+@pytest.mark.parametrize(
+    ("name", "lookahead", "seed"),
+    [
+        *(("llama", lookahead, seed) for lookahead in (0, 1) for seed in range(3)),
+        ("padded llama", 1, 3),
+        ("padded qwen3_next", 1, 4),
+    ],
+)
 def test_a_log_of_calls_gives_the_same_results_on_another_runner(
-    tiny: Tiny, lookahead: int, seed: int, monkeypatch: pytest.MonkeyPatch
+    tiny: Tiny, name: str, lookahead: int, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With prompts that are reused, preemption and cancels."""
     monkeypatch.setattr(block_budget, "EXPECTED_TOKENS", 1)
-    model = tiny("llama")
+    model = named(tiny, name)
     model = ahead(model) if lookahead else model
     dice, runner = random.Random(seed), Recorded(model)
     loop = Looped(runner, prefill_tokens=32)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import mlx.core as mx
 
 
 class BlockStore:
-    """Keys and values by the index's handles. `copied_bytes`: total bytes copied for reuse."""
+    """Keys and values by the index's handles. `copied_bytes`: total bytes copied for reuse. `evaluate` waits for
+    copies, or only begins them."""
 
-    def __init__(self) -> None:
+    def __init__(self, evaluate: Callable[..., None] = mx.eval) -> None:
+        self._evaluate = evaluate
         self._blocks: dict[int, list[tuple[Any, Any]]] = {}
         self._pending: list[list[tuple[Any, Any]]] = []
         self._next = 0
@@ -32,9 +34,9 @@ class BlockStore:
         self._pending.append(copies)
 
     def flush(self) -> None:
-        """Evaluate the pending copies. Until then their source arrays stay alive."""
+        """Evaluate the pending copies, or begin that. Until then their source arrays stay alive."""
         if self._pending:
-            mx.eval(self._pending)
+            self._evaluate(self._pending)
             self._pending = []
 
     def drop(self, handle: int) -> None:

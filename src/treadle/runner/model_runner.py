@@ -67,7 +67,7 @@ class ModelRunner:
         self._rows: dict[str, RunningRow] = {}  # the registry of live sequences
         self._backend = build_backend(model, self._rows, clock)
         self._put = Staging().put if model.staged else direct
-        self._sampler = StepSampler(model, self._put, self._backend.lookahead > 0)
+        self._sampler = StepSampler(model, self._put, self._backend)
         self._pool = memory.free_pool(model.device, model.kv_budget_bytes, model.max_running * model.vocabulary)
         self._started: deque[Step] = deque()
         self._finished_at = 0.0
@@ -326,7 +326,7 @@ class ModelRunner:
             step.decodes = [decode for decode in step.decodes if decode.id not in step.failed]
             step.scores = step.prompt_scores(self._put)
             step.pool()
-            self._sampler.start(step, follows=before is not None)
+            self._sampler.start(step, before)
 
     # Finishing -----------------------------------------------------------------------------------------------------
 

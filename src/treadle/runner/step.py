@@ -131,6 +131,11 @@ class Step:
         return mx.concatenate([group.drawn.tokens for group in self.groups])[put(order)[0]]
 
     @property
+    def awaited(self) -> Any:
+        """Arrays that are evaluated with the last of the step's."""
+        return self.groups[-1].drawn.tokens if self.groups else self.computed.arrays
+
+    @property
     def _in_one_group(self) -> bool:
         return len(self.groups) == 1 and len(self.groups[0].places) == len(self.decodes)
 

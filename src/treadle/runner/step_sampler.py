@@ -6,8 +6,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import mlx.core as mx
+from mlx.utils import tree_flatten
 
 from .device.staging import Put
+from .kv.backend import KvBackend
 from .loading.model import LoadedModel
 from .sampling.logprobs import Logprobs
 from .sampling.sampler import SamplingRow, draw
@@ -16,27 +18,29 @@ from .step import SampledGroup, Step
 
 
 class StepSampler:
-    """Samples the rows of steps of `model`. `put` uploads arrays. With `lookahead` nothing waits for the device."""
+    """Samples the rows of steps of `model`, whose caches are in `backend`. `put` uploads arrays. With lookahead nothing
+    waits for the device but the launch of a step, where `backend` needs that."""
 
-    def __init__(self, model: LoadedModel, put: Put, lookahead: bool) -> None:
+    def __init__(self, model: LoadedModel, put: Put, backend: KvBackend) -> None:
         self._model = model
         self._put = put
-        self._lookahead = lookahead
+        self._lookahead = backend.lookahead > 0
+        self._launches_ahead = backend.launches_ahead
         self._overlaps = model.device != "cpu"
         self._masks = TokenMasks(model.vocabulary)
 
-    def start(self, step: Step, follows: bool) -> None:
-        """Sample the rows of a step whose forward pass is built. Where it `follows` a step that is not finished, and
-        some rows depend on their tokens of that step, all are deferred: they are sampled while the device runs the
+    def start(self, step: Step, before: Step | None) -> None:
+        """Sample the rows of a step whose forward pass is built. Where the step `before` is not finished, and some
+        rows depend on their tokens of that step, all are deferred: they are sampled while the device runs the
         pass, and one group takes the host less time than two. Otherwise they are drawn at once, and bitmasks are filled
         while the device runs the pass; before it on a CPU, whose cores the pass needs."""
-        rows, places = step.sampling, step.places
+        rows, places, follows = step.sampling, step.places, before is not None
         step.groups = []
         step.deferred = []
         if follows or self._overlaps:
             waits = any(rows[i].depends_on_last_token if follows else rows[i].limited for i in places)
             step.deferred = list(places) if waits else []
-        self._draw(step, () if step.deferred else places, limited=not follows)
+        self._draw(step, () if step.deferred else places, limited=not follows, before=before)
         if not follows:
             self.draw_deferred(step)
 
@@ -53,18 +57,32 @@ class StepSampler:
             rows = step.sampling
             step.deferred = [i for i in step.places if rows[i].limited]
 
-    def _draw(self, step: Step, places: Sequence[int], *, limited: bool = False) -> None:
-        """Sample a token for each row at `places`; waits for the device only without lookahead. `limited`: constraints
-        may limit the rows."""
+    def _draw(self, step: Step, places: Sequence[int], *, limited: bool = False, before: Step | None = None) -> None:
+        """Sample a token for each row at `places`. `limited`: constraints may limit the rows. `before` is the step
+        before, where that is not finished."""
         arrays = [*step.computed.arrays, *(array for scores in step.scores.values() for array in scores.arrays)]
         if places:
             arrays += self._group(step, places, limited)
         elif step.deferred:
             arrays.append(step.computed.logits)
         if self._lookahead or step.deferred:
-            mx.async_eval(arrays)  # type: ignore[no-untyped-call]
+            self._launch(step, arrays, before)
         elif arrays:
             mx.eval(arrays)
+
+    def _launch(self, step: Step, arrays: list[Any], before: Step | None) -> None:
+        """Begin the evaluation of a step's `arrays`. If they take the place of others that the step `before` uses, wait
+        for that, and keep only such as the next step does not change."""
+        if not self._launches_ahead:
+            if before is not None:
+                mx.eval(before.awaited)
+            step.computed.arrays = []
+            if step.deferred:
+                step.computed.arrays = [step.computed.logits]
+            elif not step.groups and arrays:
+                arrays = [*arrays, marker := _marker(arrays)]
+                step.computed.arrays = [marker]
+        mx.async_eval(arrays)  # type: ignore[no-untyped-call]
 
     def _group(self, step: Step, places: Sequence[int], limited: bool) -> list[Any]:
         """Add a group of sampled rows to the step. Return its arrays."""
@@ -86,3 +104,9 @@ class StepSampler:
             return None
         words = self._masks.fill([row.constraint if row.limited else None for row in rows])
         return lambda logits: self._model.masks(logits, words, self._put)
+
+
+def _marker(arrays: list[Any]) -> Any:
+    """Return a new array of one number that is evaluated behind `arrays`."""
+    first = next(array for _, array in tree_flatten(arrays) if isinstance(array, mx.array))
+    return first.reshape(-1)[:1] * 1

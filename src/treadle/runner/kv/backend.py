@@ -52,8 +52,10 @@ class KvBackend(Protocol):
     """Keys and values of all live sequences, and the passes over them.
 
     `name` is the backend's name in the glossary. Memory is given out in `blocks` blocks of `block` tokens (0 blocks: no
-    limit). `lookahead` is the number of steps that may be started before one is read. Chunks of prompts should be as
-    long as one of `chunk_sizes` (empty: any length), or multiples of `prefill_quantum` tokens (0: any).
+    limit). `lookahead` is the number of steps that may be started before one is read. Without `launches_ahead` such a
+    step is prepared while the device runs the one before, and handed over when that is finished: it writes to arrays
+    that MLX would copy while they are in use. Chunks of prompts should be as long as one of `chunk_sizes` (empty: any
+    length), or multiples of `prefill_quantum` tokens (0: any).
     """
 
     @property
@@ -67,6 +69,9 @@ class KvBackend(Protocol):
 
     @property
     def lookahead(self) -> int: ...
+
+    @property
+    def launches_ahead(self) -> bool: ...
 
     @property
     def sharing(self) -> Sharing: ...
@@ -115,7 +120,8 @@ class KvBackend(Protocol):
 
     def compute(self, segments: Sequence[RowSegment], previous: Any | None, *, hidden: bool = False) -> ForwardOutput:
         """Run a pass over `segments`, one a sequence. `previous` (int32) are the tokens sampled in the step before, and
-        maybe zeros behind them. With `hidden` some segments need hidden states, which `KvConfig.selection` keeps.
+        maybe zeros behind them. The last pass may be run again, without sequences that have left, when `previous` has
+        changed. With `hidden` some segments need hidden states, which `KvConfig.selection` keeps.
         Raises MemoryError where no block is left."""
         ...
 

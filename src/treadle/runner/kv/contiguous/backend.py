@@ -25,6 +25,7 @@ from ...mlxlm import Selection
 from ...recurrent.operations import RecurrentOperations
 from ..backend import Clock, LeastMemory, Live, WarmLimits, WarmPass
 from ..cost import KvCost
+from ..lookahead import evaluation, lookahead
 from ..planned_attention import prefill_quantum, warm_passes
 from ..recurrent_group import ROW_SLOTS, RecurrentConfig, RecurrentGroup
 from ..slot_allocator import SlotTable
@@ -95,11 +96,12 @@ class ContiguousBackend:
 
     name = "contiguous"
     block = STEP
-    lookahead = 0
+    launches_ahead = False
     chunk_sizes: tuple[int, ...] = ()
 
     def __init__(self, config: ContiguousConfig, module: Any, live: Live) -> None:
         self.blocks = config.blocks
+        self.lookahead = lookahead(config.device)
         self.prefill_quantum = prefill_quantum(config.device)
         self._config = config
         self._live = live
@@ -117,7 +119,8 @@ class ContiguousBackend:
             caches = config.recurrent.caches(self.layers, self._recurrent.layers)
         self._forward = ForwardPass(module, caches, config.selection)
         self._index = PrefixIndex(PREFIX_BLOCK) if config.keep_prefixes else None
-        self._store = BlockStore()
+        self._evaluate = evaluation(self.lookahead)
+        self._store = BlockStore(self._evaluate)
         self._looked_up = self._reused = 0
 
     @property
@@ -185,7 +188,7 @@ class ContiguousBackend:
             skip = first // PREFIX_BLOCK
             keys, values = self._store.parts(layer, handles[skip:], sizes[skip:])
             buffer.begin_with(keys, values, skip * PREFIX_BLOCK)
-        mx.eval([(buffer.keys, buffer.values) for buffer in state.buffers])
+        self._evaluate([(buffer.keys, buffer.values) for buffer in state.buffers])
         if self._recurrent is not None:
             self._recurrent.slots.reuse(state.slots, handles[-1], found.tokens)
         self._store.copied_bytes += state.nbytes
@@ -240,7 +243,7 @@ class ContiguousBackend:
             self._recurrent.slots.leave_behind(state.slots, segment.start, state.committed, state.marks)
         *first, last = self._recurrent.waves(segments, [state.marks for state in states])
         for wave in first:
-            mx.eval(self._run(wave, None).arrays)
+            self._evaluate(self._run(wave, None).arrays)
         return self._run(last, previous, hidden=hidden)
 
     def _run(self, segments: Sequence[RowSegment], previous: Any | None, *, hidden: bool = False) -> ForwardOutput:

@@ -51,6 +51,7 @@ class EncoderBackend:
     block = 1
     blocks = 0
     lookahead = 0
+    launches_ahead = False
     sharing = Sharing.COPIED
     index = None
     chunk_sizes: tuple[int, ...] = ()

@@ -10,13 +10,12 @@ Prefixes are cached as snapshots (`snapshots`) of sequences on their way, and of
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise, zip_longest
+from itertools import zip_longest
 from typing import Any
 
 import mlx.core as mx
-from msgspec.structs import replace
 
 from ....core.messages import Sharing
 from ....core.statistics import PrefixStatistics
@@ -26,9 +25,12 @@ from ...forward.segments import ForwardOutput, KvSequence, RowSegment
 from ...mlxlm import Caches, MlxLm, Selection
 from ..backend import Clock, LeastMemory, Live, WarmLimits, WarmPass
 from ..cost import KvCost
+from ..lookahead import evaluation, lookahead
 from ..planned_attention import pad_to, prefill_quantum, warm_passes
 from .batch import DecodeBatch, PaddedState
-from .cached_model import CachedModel
+from .cached_model import CachedModel, last_tokens
+from .last_step import LastStep
+from .parts import head_of, is_repeated, join, parts_of
 from .prefill import passes, together
 from .snapshots import BLOCK, LEAST, Snapshots
 
@@ -70,7 +72,7 @@ class PaddedBackend:
 
     block = 1
     blocks = 0
-    lookahead = 0
+    launches_ahead = False
     sharing = Sharing.MARKED
     chunk_sizes: tuple[int, ...] = ()
 
@@ -80,9 +82,13 @@ class PaddedBackend:
         self._config = config
         self._live = live
         self._clock = clock
-        self._model = CachedModel(module, config.library, pad_to(config.device), config.selection)
+        self.lookahead = lookahead(config.device)
+        evaluate = evaluation(self.lookahead)
+        self._model = CachedModel(module, config.library, pad_to(config.device), config.selection, evaluate)
         self._batch = DecodeBatch()
-        self._snapshots = _snapshots(config.library, module) if config.keep_prefixes else None
+        self._last = LastStep(config.library)
+        self._prompts: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
+        self._snapshots = _snapshots(config.library, module, evaluate) if config.keep_prefixes else None
         self.index = None  # snapshots are reused whole: routers that compare blocks could not tell what is
 
     def warm_passes(self, limits: WarmLimits) -> list[WarmPass]:
@@ -146,18 +152,24 @@ class PaddedBackend:
         state: PaddedState | None = sequence.kv
         if state is None:
             return
-        caches = self._trusted(state)
+        caches, count = self._trusted(state, len(sequence.tokens))
         self.invalidate([sequence])
-        if state.committed is not None and caches is not None:
-            self._store(state, sequence, sequence.tokens[: state.committed], caches)
+        if caches is not None:
+            self._store(state, sequence, sequence.tokens[:count], caches)
 
-    def _trusted(self, state: PaddedState) -> Caches | None:
-        """The caches of a sequence that leaves, if they hold its committed tokens and nothing else."""
-        if self._snapshots is None or state.committed != state.cached:
-            return None
+    def _trusted(self, state: PaddedState, known: int) -> tuple[Caches | None, int]:
+        """The caches of a sequence that leaves, of which `known` tokens are known, and the number of tokens that they
+        hold: the committed ones, and those of a prompt that are in flight. None where others are in them."""
+        if self._snapshots is None or state.committed is None:
+            return None, 0
+        if state.committed < state.cached:
+            if (caches := self._last.caches_before(state)) is not None:
+                return caches, state.cached - 1
+            if not self.lookahead or state.cached > known:
+                return None, 0
         if state.caches is not None:
-            return state.caches
-        return self._batch.caches_of(state) if state in self._batch else None
+            return state.caches, state.cached
+        return (self._batch.caches_of(state) if state in self._batch else None), state.cached
 
     def invalidate(self, sequences: Iterable[KvSequence]) -> None:
         """Drop the caches of `sequences`, whose layers a failed pass may have advanced in part: all sequences of the
@@ -165,6 +177,9 @@ class PaddedBackend:
         for sequence in sequences:
             if sequence.kv is not None:
                 self._batch.forget(sequence.kv)
+                self._last.forget(sequence.kv)
+                for results in self._prompts:
+                    results.pop(sequence.id, None)
                 sequence.kv = None
 
     def reset(self) -> int:
@@ -181,6 +196,8 @@ class PaddedBackend:
 
     def close(self) -> None:
         self._batch.drop()
+        self._last.clear()
+        self._prompts = ({}, {})
         self.reset()
 
     def _states(self) -> list[PaddedState]:
@@ -206,46 +223,61 @@ class PaddedBackend:
         if state is not None and state.cached == segment.end and segment.end in state.checkpoints:
             self._store(state, sequence, sequence.tokens[: segment.end], mlxlm.shallow_copies(state.caches))
 
-    def _parts(self, segment: RowSegment) -> list[RowSegment]:
-        """The segment, split at its sequence's checkpoints."""
-        state: PaddedState | None = segment.sequence.kv
-        if state is None or segment.wants or segment.hidden > 1:
-            return [segment]
-        inside = [end for end in state.checkpoints if segment.start < end < segment.end]
-        parts = [
-            replace(segment, tokens=segment.tokens[start - segment.start : end - segment.start], start=start, hidden=0)
-            for start, end in pairwise([segment.start, *inside, segment.end])
-        ]
-        return [*parts[:-1], replace(parts[-1], hidden=segment.hidden)]
-
     # Passes ------------------------------------------------------------------------------------------------------
 
     def compute(self, segments: Sequence[RowSegment], previous: Any | None, *, hidden: bool = False) -> ForwardOutput:
-        """Prompts are computed at once, up to the tokens whose logits are sampled from; those share a pass."""
-        began = self._clock()
+        """Prompts are computed at once, up to the tokens whose logits are sampled from; those share a pass, and are all
+        that is computed when it is run again."""
         done = ForwardOutput()
-        heads = [head for segment in segments if (head := _head(segment)) is not None]
-        if heads:
-            with mlx_runtime("leaving a batch"):
-                self._batch.take_out([head.sequence.kv for head in heads])
-        scores = self._read_all(heads, done)
-        if heads:
-            done.prefill_s = self._clock() - began
-        last = [segment for segment in segments if segment.picks and segment.id not in done.refused]
-        ids, logits = self._decode(last, done)
-        if scores:
-            picked = {} if logits is None else {id_: logits[i : i + 1] for i, id_ in enumerate(ids)}
-            _join(segments, scores, picked, done)
+        if self.lookahead and is_repeated(segments):
+            self._take_back(segments)
+            scores, done.hidden = map(dict, self._prompts)
         else:
-            done.logits, done.places = logits, {id_: (i, 1) for i, id_ in enumerate(ids)}
+            scores = self._compute_prompts(segments, done)
+        self._sample_from(segments, scores, previous, done)
         if self._snapshots is not None:
             self._snapshots.shrink(self._snapshot_bytes())
         return done
 
+    def _take_back(self, segments: Sequence[RowSegment]) -> None:
+        """Take back the tokens that were decoded last."""
+        self._last.take_back()
+        for segment in segments:
+            if segment.picks and segment.sequence.kv is not None:
+                segment.sequence.kv.cached = segment.end - 1
+
+    def _compute_prompts(self, segments: Sequence[RowSegment], done: ForwardOutput) -> dict[str, Any]:
+        """Compute what stands before tokens to sample from; logits of those to be scored, by id."""
+        began = self._clock()
+        self._last.clear()
+        heads = [head for segment in segments if (head := head_of(segment)) is not None]
+        if heads:
+            with mlx_runtime("leaving a batch"):
+                self._batch.take_out([head.sequence.kv for head in heads])
+        scores = self._read_all(heads, done)
+        if self.lookahead:
+            self._prompts = dict(scores), dict(done.hidden)
+            done.arrays += [mlxlm.states(head.sequence.kv.caches) for head in heads if head.id not in done.refused]
+        elif heads:
+            done.prefill_s = self._clock() - began
+        return scores
+
+    def _sample_from(
+        self, segments: Sequence[RowSegment], scores: dict[str, Any], previous: Any | None, done: ForwardOutput
+    ) -> None:
+        """Compute the tokens to sample from, and put their logits beside those to be scored."""
+        last = [segment for segment in segments if segment.picks and segment.id not in done.refused]
+        ids, logits = self._decode(last, previous, done)
+        if scores:
+            picked = {} if logits is None else {id_: logits[i : i + 1] for i, id_ in enumerate(ids)}
+            join(segments, scores, picked, done)
+        else:
+            done.logits, done.places = logits, {id_: (i, 1) for i, id_ in enumerate(ids)}
+
     def _read_all(self, heads: Sequence[RowSegment], done: ForwardOutput) -> dict[str, Any]:
         """Compute prompts, from one checkpoint to the next; logits of those to be scored, by id."""
         scores: dict[str, Any] = {}
-        for parts in zip_longest(*(self._parts(segment) for segment in heads)):
+        for parts in zip_longest(*(parts_of(segment) for segment in heads)):
             some = [part for part in parts if part is not None and part.id not in done.refused]
             self._read_some(some, scores, done)
             for part in some:
@@ -272,7 +304,8 @@ class PaddedBackend:
         try:
             with mlx_runtime("reading prompts"):
                 prompts = [segment.known for segment in segments]
-                caches = together(self._model.module, prompts, own, pad_to=self._model.pad_to)
+                model = self._model
+                caches = together(model.module, prompts, own, pad_to=model.pad_to, evaluate=model.evaluate)
         except (ValueError, TypeError, IndexError, OverflowError):
             return False
         for segment, state, new in zip(segments, states, caches, strict=True):
@@ -301,7 +334,9 @@ class PaddedBackend:
 
     # Decoding ----------------------------------------------------------------------------------------------------
 
-    def _decode(self, segments: Sequence[RowSegment], done: ForwardOutput) -> tuple[list[str], Any | None]:
+    def _decode(
+        self, segments: Sequence[RowSegment], previous: Any | None, done: ForwardOutput
+    ) -> tuple[list[str], Any | None]:
         """Ids of sequences, and logits (B, V) of their last tokens, not evaluated."""
         wanted: dict[PaddedState, RowSegment] = {}
         for segment in segments:
@@ -316,50 +351,38 @@ class PaddedBackend:
         for state, segment in wanted.items():
             state.cached = segment.end
         with mlx_runtime("decoding"):
-            return self._decode_batch(wanted, done) if self._config.batched else self._decode_serially(wanted, done)
+            decode = self._decode_batch if self._config.batched else self._decode_serially
+            return decode(wanted, previous, done)
 
-    def _decode_batch(self, wanted: dict[PaddedState, RowSegment], done: ForwardOutput) -> tuple[list[str], Any]:
+    def _decode_batch(
+        self, wanted: dict[PaddedState, RowSegment], previous: Any | None, done: ForwardOutput
+    ) -> tuple[list[str], Any]:
         self._batch.arrange(list(wanted))
         ordered = [wanted[state] for state in self._batch.members if state is not None]
-        logits = self._model.decode([segment.known[-1] for segment in ordered], self._batch.caches)
-        done.arrays.extend(mlxlm.states(self._batch.caches))
+        logits = self._decode_token(self._batch.members, self._batch.caches, last_tokens(ordered, previous), done)
         return [segment.id for segment in ordered], logits
 
-    def _decode_serially(self, wanted: dict[PaddedState, RowSegment], done: ForwardOutput) -> tuple[list[str], Any]:
+    def _decode_serially(
+        self, wanted: dict[PaddedState, RowSegment], previous: Any | None, done: ForwardOutput
+    ) -> tuple[list[str], Any]:
         logits = []
         for state, segment in wanted.items():
             assert state.caches is not None, "nothing is batched"
-            logits.append(self._model.decode([segment.known[-1]], state.caches))
-            done.arrays.extend(mlxlm.states(state.caches))
+            logits.append(self._decode_token([state], state.caches, last_tokens([segment], previous), done))
         return [segment.id for segment in wanted.values()], mx.concatenate(logits)
 
+    def _decode_token(
+        self, members: Sequence[PaddedState | None], caches: Caches, tokens: Any, done: ForwardOutput
+    ) -> Any:
+        """Logits (B, V) of one token a sequence; with lookahead it can be taken back."""
+        if self.lookahead:
+            self._last.begin(members, caches)
+        logits = self._model.decode(tokens, caches)
+        done.arrays.extend(mlxlm.states(caches))
+        return logits
 
-def _snapshots(library: MlxLm, module: Any) -> Snapshots:
+
+def _snapshots(library: MlxLm, module: Any, evaluate: Callable[[Any], None]) -> Snapshots:
     """Snapshots that can be cut where the caches hold every token and nothing else."""
     windows = library.windows(module)
-    return Snapshots(library, cuts=windows is not None and not any(windows))
-
-
-def _join(segments: Sequence[RowSegment], scores: dict[str, Any], picked: dict[str, Any], done: ForwardOutput) -> None:
-    """Put each sequence's logits for its prompt's scores and those to sample from side by side."""
-    parts: list[Any] = []
-    first = 0
-    for segment in segments:
-        own = [logits[segment.id] for logits in (scores, picked) if segment.id in logits]
-        if own and segment.id not in done.refused:
-            count = sum(part.shape[0] for part in own)
-            done.places[segment.id] = (first, count)
-            first += count
-            parts.extend(own)
-    done.logits = mx.concatenate(parts) if parts else None
-
-
-def _head(segment: RowSegment) -> RowSegment | None:
-    """The part of a segment before the token whose logits are sampled from."""
-    if not segment.picks:
-        return segment
-    count = len(segment.tokens) - 1
-    if not count:
-        return None
-    wants = max(0, segment.wants - 1)
-    return RowSegment(segment.sequence, segment.tokens[:count], segment.start, wants=wants, picks=False)
+    return Snapshots(library, cuts=windows is not None and not any(windows), evaluate=evaluate)

@@ -7,7 +7,7 @@ shared pass copies each one's cache in and out.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -33,9 +33,17 @@ def passes(chunks: Sequence[RowSegment]) -> list[list[RowSegment]]:
     return shared + alone
 
 
-def together(model: Any, tokens: Sequence[Sequence[int]], caches: Sequence[Caches], *, pad_to: int = 1) -> list[Caches]:
-    """Append `tokens` of several sequences to their caches in one pass; their new caches, evaluated. The pass is as
-    long as the longest of them, rounded up to a multiple of `pad_to`. The given caches are not changed.
+def together(
+    model: Any,
+    tokens: Sequence[Sequence[int]],
+    caches: Sequence[Caches],
+    *,
+    pad_to: int = 1,
+    evaluate: Callable[..., None] = mx.eval,
+) -> list[Caches]:
+    """Append `tokens` of several sequences to their caches in one pass; their new caches, of which `evaluate` evaluates
+    the arrays. The pass is as long as the longest of them, rounded up to a multiple of `pad_to`. The given caches are
+    not changed.
     """
     lengths = [len(row) for row in tokens]
     longest = -(-max(lengths) // pad_to) * pad_to
@@ -46,5 +54,5 @@ def together(model: Any, tokens: Sequence[Sequence[int]], caches: Sequence[Cache
     model(mx.array(padded, mx.int32), cache=batch)
     mlxlm.end_padded(batch, padding)
     rows = [mlxlm.extract(batch, place) for place in range(len(tokens))]
-    mx.eval([mlxlm.states(row) for row in rows])
+    evaluate([mlxlm.states(row) for row in rows])
     return rows

@@ -11,7 +11,7 @@ stands beside longer prompts, and is evicted on its own.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -42,10 +42,12 @@ class Snapshot:
 
 
 class Snapshots:
-    """Snapshots by their tokens. With `cuts`, caches can be cut to their first tokens."""
+    """Snapshots by their tokens. With `cuts`, caches can be cut to their first tokens. `evaluate` waits for copies, or
+    only begins them."""
 
-    def __init__(self, library: MlxLm, *, cuts: bool = False) -> None:
+    def __init__(self, library: MlxLm, *, cuts: bool = False, evaluate: Callable[..., None] = mx.eval) -> None:
         self._library = library
+        self._evaluate = evaluate
         self._cuts = cuts
         self._index = PrefixIndex(BLOCK)
         self._kept: dict[int, Snapshot] = {}
@@ -70,7 +72,7 @@ class Snapshots:
         if count < kept.tokens:
             mlxlm.trim(caches, kept.tokens - count)
             self._library.detach(caches)
-            mx.eval(mlxlm.states(caches))
+            self._evaluate(mlxlm.states(caches))
         self._reused += count
         leaves = self._library.leaves(caches)  # a state is replaced, keys and values are written to
         self._copied_bytes += sum(int(cache.nbytes) for cache in leaves if hasattr(cache, "keys"))
@@ -124,7 +126,7 @@ class Snapshots:
         if needed > budget:
             return
         self.shrink(budget - needed)
-        mx.eval(mlxlm.states(caches))
+        self._evaluate(mlxlm.states(caches))
         self._handles += 1
         rest = tokens[len(tokens) // BLOCK * BLOCK :]
         self._index.insert(self._path(salt, tokens, request), salt, (*rest, END), self._handles, size, request)

@@ -78,6 +78,7 @@ class PagedBackend:
     name = "paged"
     block = PAGE
     lookahead = 1
+    launches_ahead = True
     prefill_quantum = 0
 
     def __init__(self, config: PagedConfig, module: Any, live: Live) -> None:
