@@ -25,6 +25,12 @@ def is_known(config: Mapping[str, Any]) -> bool | None:
     return isinstance(name, str) and name.isidentifier() and (folder / "models" / f"{name}.py").is_file()
 
 
+def renamed() -> Mapping[str, str]:
+    """Return the model types that mlx-lm serves by the module of another one; empty if mlx-lm is not installed."""
+    folder = _library()
+    return {} if folder is None else _tables(folder)[_TYPES]
+
+
 def _library() -> Path | None:
     found = importlib.util.find_spec("mlx_lm")
     return Path(found.origin).parent if found is not None and found.origin else None
