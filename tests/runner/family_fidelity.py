@@ -120,7 +120,7 @@ class Judge:
             return ""
         place = _first_departure(self._model, prompt, tokens, len(prompt) + len(tokens))
         if place is not None:
-            place = _first_departure(self._model, prompt, tokens, len(prompt))
+            place = _first_departure(self._model, prompt, tokens, max(1, len(prompt) - 1))
         if place is None:
             self._known[prompt] = tuple(tokens)
         return "" if place is None else f"{request.id}, of a prompt of {len(prompt)}, departs at token {place}"

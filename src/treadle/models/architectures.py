@@ -5,10 +5,12 @@ from __future__ import annotations
 import ast
 import functools
 import importlib.util
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+_NAME = re.compile(r"[A-Za-z0-9_-]+")
 _TYPES, _CLASSES = "MODEL_REMAPPING", "MODEL_ARCHITECTURE_REMAPPING"
 
 
@@ -22,7 +24,13 @@ def is_known(config: Mapping[str, Any]) -> bool | None:
     names = (classes,) if isinstance(classes, str) else classes if isinstance(classes, list) else ()
     renamed = next((to for name in names if isinstance(name, str) and (to := tables[_CLASSES].get((kind, name)))), None)
     name = renamed or tables[_TYPES].get(kind, kind)
-    return isinstance(name, str) and name.isidentifier() and (folder / "models" / f"{name}.py").is_file()
+    return isinstance(name, str) and _NAME.fullmatch(name) is not None and _has_model(folder / "models" / f"{name}.py")
+
+
+@functools.cache
+def _has_model(module: Path) -> bool:
+    """Return whether a module of mlx-lm is an architecture, not a part of some."""
+    return module.is_file() and "\nclass ModelArgs" in module.read_text(encoding="utf-8")
 
 
 def renamed() -> Mapping[str, str]:

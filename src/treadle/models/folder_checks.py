@@ -12,7 +12,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from ..errors import ModelError
-from . import architectures, safetensors_file
+from . import architectures, config_checks, safetensors_file
 
 _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
 _INDEX = "model.safetensors.index.json"
@@ -26,6 +26,10 @@ def check(folder: Path) -> dict[str, Any]:
     if not isinstance(config.get("model_type"), str) or not config["model_type"]:
         raise ModelError(f"{folder / 'config.json'} names no model_type: it is not a language model's folder")
     _check_architecture(folder, config)
+    if faults := config_checks.faults(config):
+        raise ModelError(
+            f"{folder / 'config.json'} is broken: {'; '.join(faults)}: download it again, or use another model"
+        )
     _check_layers(folder, config, _check_weights(folder))
     _check_tokenizer(folder)
     return config

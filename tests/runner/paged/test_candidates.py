@@ -23,7 +23,7 @@ from treadle.runner.kv.cost import KvCost
 from treadle.runner.kv.paged.backend import PagedConfig
 from treadle.runner.kv.paged.kernels import AttentionShape, Kernels
 from treadle.runner.kv.paged.paged_pass import PAGE
-from treadle.runner.loading import candidates, choose_backend, loader
+from treadle.runner.loading import candidates, choose_backend, load_errors
 from treadle.runner.loading.backend_choice import BackendChoice, BackendRequest, Rejection
 from treadle.runner.loading.model import LoadedModel
 from treadle.runner.loading.probe import Probe
@@ -220,5 +220,5 @@ def test_keys_and_values_of_8_bits_are_had_or_refused_by_name() -> None:
     assert choice.config.page_bytes < PAGE_BYTES // 3
     assert choice.cost == KvCost(choice.config.page_bytes // PAGE, 0)
     refused = pytest.raises(ConfigError, match=r"no keys and values of 8 bits .*write_int8")
-    with refused, loader._model_errors(Path("folder")):  # it is not the model's fault
+    with refused, load_errors.model_errors(Path("folder")):  # it is not the model's fault
         choose(make("gemma3"), failing("write_int8"), bits=8)

@@ -1,28 +1,109 @@
-"""Values of a config.json that no model can have: the likely causes of a load that failed."""
+"""Values of a config.json that no model can have, or that do not fit: the likely causes of a load that failed."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
+from itertools import product
 from pathlib import Path
-from typing import Any
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin
 
 _COUNTS = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
 _OPTIONAL_COUNTS = ("num_key_value_heads", "intermediate_size", "head_dim", "max_position_embeddings")
 _NUMBERS = ("rms_norm_eps", "layer_norm_eps", "rope_theta")
 _OBJECTS = ("quantization", "quantization_config", "rope_scaling", "rope_parameters")
 _LARGEST = 2**31 - 1  # of a dimension in MLX
+_MOST = {int: _LARGEST, float: float("inf")}
 _SHOWN = 40
+_SIZES = re.compile(r"size|dim|rank|experts|width|heads|state|channels|embd|group")
+"""Parts of names of fields that are sizes of weights."""
+_QUANT_METHODS = ("bitnet", "mxfp4", "mxfp8", "fp8", "compressed-tensors", "modelopt", "awq", "gptq")
+"""The formats of other programs that mlx-lm reads."""
+
+
+def read_config(folder: Path) -> Mapping[str, Any]:
+    """The folder's config.json; empty where there is none that is an object."""
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return config if isinstance(config, Mapping) else {}
 
 
 def oddities(folder: Path) -> list[str]:
     """Each odd value of the folder's config.json, as `name is value`; empty where there is none or no such file."""
-    try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return []
-    places = [config, config.get("text_config")] if isinstance(config, Mapping) else []
-    return [line for place in places if isinstance(place, Mapping) for line in _odd(place)]
+    return [line for part in _parts(read_config(folder)) for line in _odd(part)]
+
+
+def mistyped(config: Mapping[str, Any], types: Mapping[str, Any]) -> list[str]:
+    """Each value that does not have the type that the architecture's code gives its field, by `types`, as `name is
+    value`. What is null counts as not given where the field has a default."""
+    found: dict[str, Any] = {}
+    for part in _parts(config):
+        found |= {name: part[name] for name in part.keys() & types.keys() if not _fits(part[name], types[name])}
+    return [f"{name} is {_short(value)}" for name, value in sorted(found.items())]
+
+
+def contradictions(config: Mapping[str, Any]) -> list[str]:
+    """Values that do not fit each other, or that mlx-lm does not read."""
+    found = [line for part in _parts(config) for line in _heads(part)]
+    quantized = config.get("quantization_config")
+    method = quantized.get("quant_method") if isinstance(quantized, Mapping) else None
+    if "quantization" not in config and isinstance(quantized, Mapping) and method not in _QUANT_METHODS:
+        found.append(f"quantization_config.quant_method is {_short(method)}, which mlx-lm does not read")
+    return found
+
+
+def _heads(config: Mapping[str, Any]) -> list[str]:
+    hidden, heads, kv = (config.get(name) for name in ("hidden_size", "num_attention_heads", "num_key_value_heads"))
+    found = []
+    if _is_int(heads) and _is_int(kv) and kv and heads % kv:
+        found.append(f"num_attention_heads is {heads}, not a multiple of num_key_value_heads, {kv}")
+    if _is_int(hidden) and _is_int(heads) and heads and hidden % heads and config.get("head_dim") is None:
+        found.append(f"hidden_size is {hidden}, not a multiple of num_attention_heads, {heads}")
+    return found
+
+
+def zeros(config: Mapping[str, Any]) -> list[str]:
+    """Fields that are zero."""
+    parts = _parts(config)
+    return [f"{name} is 0" for part in parts for name, value in part.items() if _is_int(value) and value == 0]
+
+
+def dimensions(config: Mapping[str, Any], sizes: Sequence[int]) -> list[str]:
+    """Fields that may have given a weight one of these sizes: a number of heads and their dimensions, or one field."""
+    numbers = {name: value for part in _parts(config) for name, value in part.items() if _is_int(value) and value > 0}
+    heads = [(name, value) for name, value in numbers.items() if "heads" in name or "n_head" in name]
+    dims = [(name, value) for name, value in numbers.items() if "head_dim" in name]
+    hidden = numbers.get("hidden_size", 0)
+    for size in sizes:
+        pairs = [(one, other) for one, other in product(heads, dims) if one[1] * other[1] == size]
+        parts = [((name, value),) for name, value in heads if hidden // value == size]
+        whole = [((name, value),) for name, value in numbers.items() if value == size and _SIZES.search(name)]
+        if found := [*pairs, *parts, *whole]:
+            return [f"{name} is {value}" for name, value in found[0]]
+    return []
+
+
+def _parts(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The config, and the part of it that is of the language model."""
+    return [part for part in (config, config.get("text_config")) if isinstance(part, Mapping)]
+
+
+def _fits(value: Any, type_: Any) -> bool:
+    """Whether a value of JSON has a type of Python's annotations, as far as that is of JSON."""
+    if get_origin(type_) in (Union, UnionType):
+        return any(_fits(value, one) for one in get_args(type_))
+    kind = get_origin(type_) or type_
+    if kind in (int, float):  # many numbers that may have a fraction are annotated as whole
+        return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= _MOST[kind]
+    if kind in (str, bool, NoneType):
+        return isinstance(value, kind)
+    if kind in (list, tuple):
+        return isinstance(value, (list, tuple))
+    return isinstance(value, Mapping) if kind is dict else True
 
 
 def _odd(config: Mapping[str, Any]) -> list[str]:
@@ -45,6 +126,10 @@ def _is_count(value: Any) -> bool:
 
 def _is_above_zero(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < float("inf")
+
+
+def _is_int(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _short(value: Any) -> str:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,10 +14,10 @@ from mlx.utils import tree_flatten
 
 from ...config import Settings
 from ...core.compute_path import KernelPolicy, KernelState, KernelStatus
-from ...errors import ConfigError, ModelError, one_line
+from ...errors import ConfigError, ModelError
 from ...installation import version_of
 from ...units import size
-from ..base import Progress, RunnerBroken
+from ..base import Progress
 from ..device import memory as mem
 from ..device.cuda import lift_graph_byte_limit
 from ..device.readback import Readback, readback
@@ -33,10 +31,10 @@ from ..sampling.sampling_kernel import SamplingKernel, sampling_kernel
 from .backend_choice import BackendChoice, BackendRequest
 from .choose_backend import check_bits, choose
 from .compute_report import check_required, compute_path
-from .config_oddities import oddities
 from .embeddings import embedding_of
 from .encoders import choose_encoder, is_bidirectional
 from .headless import is_headless
+from .load_errors import check_windows, model_errors
 from .model import LoadedModel
 from .probe import Probe, probe
 
@@ -96,11 +94,11 @@ def load(folder: Path, *, progress: Progress = lambda stage: None, **options: An
     library = _prepared(device.kind)
     check_bits(wanted.kv_bits, device.kind)
     progress("reading the weights")
-    with _model_errors(folder):
+    with model_errors(folder, library):
         read = _read(library, folder, device.kind)
     length, assumed = _context(read.config, wanted.context, folder)
     progress("measuring the model")
-    with _model_errors(folder):
+    with model_errors(folder, library):
         found = probe(library, read.module, length, folder)
         choice = _choice(read, found, library, length, wanted, device.kind)
     mx.clear_cache()
@@ -133,7 +131,7 @@ def _choice(read: _Read, found: Probe, library: MlxLm, context: int, wanted: Loa
 
 
 def _embedding(folder: Path, library: MlxLm, read: _Read, choice: BackendChoice) -> Embedding:
-    with _model_errors(folder):
+    with model_errors(folder, library):
         return embedding_of(
             folder,
             library,
@@ -222,6 +220,7 @@ class _Read:
 def _read(library: MlxLm, folder: Path, kind: str) -> _Read:
     headless = is_headless(folder)
     module, config = library.load(folder, headless=headless)
+    check_windows(library, module, config, folder)
     parameters = library.parameters(module)
     module = _for_device(module, library, parameters, kind)
     weight_bytes = _read_weights(module, folder, kind)
@@ -309,31 +308,3 @@ def _quantization(config: Mapping[str, Any]) -> str:
     if not isinstance(stored, Mapping) or "bits" not in stored:
         return ""
     return f"{stored['bits']} bits, groups of {stored.get('group_size', '?')}"
-
-
-@contextlib.contextmanager
-def _model_errors(folder: Path) -> Iterator[None]:
-    """Whatever a model's files or its code raise while loading becomes one line that names the folder."""
-    try:
-        yield
-    except (ConfigError, ModelError, RunnerBroken):
-        raise
-    except FileNotFoundError as error:
-        raise ModelError(f"{folder} is not a model folder, or incomplete: {one_line(error)}") from error
-    except json.JSONDecodeError as error:
-        raise ModelError(f"a file in {folder} is torn or not JSON: download it again ({one_line(error)})") from error
-    except (MemoryError, RuntimeError, OSError) as error:
-        raise ModelError(f"the weights in {folder} can't be read: {one_line(error)}; download them again") from error
-    except Exception as error:
-        raise ModelError(f"{folder} can't be loaded: {_explained(error, folder)}") from error
-
-
-def _explained(error: Exception, folder: Path) -> str:
-    line = one_line(error)
-    if odd := oddities(folder):
-        return f"its config.json is broken ({', '.join(odd)}): download it again, or use another model"
-    if "not supported" in line and "Model type" in line:
-        return f"{line} This version of mlx-lm does not know the architecture: choose another model"
-    if isinstance(error, ValueError):
-        return f"its weights and its config.json do not agree, or are not MLX's: {line}"
-    return f"its config.json does not fit its architecture ({type(error).__name__}: {line})"

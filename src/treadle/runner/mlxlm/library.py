@@ -5,12 +5,12 @@ from __future__ import annotations
 import importlib
 import resource
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, get_type_hints
 
 import mlx.core as mx
 
@@ -47,6 +47,17 @@ class MlxLm:
     def _headless(self, config: dict[str, Any]) -> tuple[type, type]:
         model, arguments = self._utils._get_classes(config)
         return headless(model), arguments
+
+    def field_types(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """The types of the fields that the architecture of `config` and its language model read, as far as they are
+        annotated; empty where the architecture is not known."""
+        text = config.get("text_config")
+        found: dict[str, Any] = {}
+        for part in (config, text if isinstance(text, Mapping) else {}):
+            with suppress(Exception):  # of a config that names no architecture, or of the architecture's module
+                arguments = self._utils._get_classes(dict(part))[1]
+                found |= get_type_hints(arguments)
+        return found
 
     def dequantize(self, model: Any) -> Any:
         """`model` with its quantized layers dequantized."""

@@ -1,0 +1,80 @@
+"""Contradictions in a config.json that no model can have, found before anything is loaded.
+
+mlx-lm loads some of these without an error, and the model's answers are wrong.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeGuard
+
+_CHOSEN = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_top_k", "moe_k", "top_k_experts")
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+_FORMATS: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
+    "affine": ((1, 2, 3, 4, 5, 6, 8), (32, 64, 128)),
+    "mxfp4": ((4,), (32,)),
+    "mxfp8": ((8,), (32,)),
+    "nvfp4": ((4,), (16,)),
+}
+"""Bits and group sizes that MLX has, by the mode of quantization."""
+
+_SHOWN = 40
+
+
+def faults(config: Mapping[str, Any]) -> list[str]:
+    """Each contradiction of the config, with its fields and their values; empty where there is none."""
+    parts = [part for part in (config, config.get("text_config")) if isinstance(part, Mapping)]
+    found = [fault for part in parts for rule in (_experts, _layer_types) for fault in rule(part)]
+    return [*found, *_quantization(config.get("quantization"))]
+
+
+def _experts(config: Mapping[str, Any]) -> Iterator[str]:
+    """A token's experts are at least one, and not more than there are. A single expert is a dense layer."""
+    counts = {name: config[name] for name in _EXPERTS if _is_int(config.get(name))}
+    total = next((name for name, count in counts.items() if count > 1), None)
+    if total is None:
+        return
+    extra = config.get("zero_expert_num")
+    most = config[total] + (extra if _is_int(extra) else 0)
+    for name in _CHOSEN:
+        if _is_int(config.get(name)) and not 1 <= config[name] <= most:
+            yield f"{name} is {config[name]}, and must be 1 to {most} ({total} is {config[total]})"
+
+
+def _layer_types(config: Mapping[str, Any]) -> Iterator[str]:
+    """Each layer has a type. There may be more types: those of layers for speculation are left out."""
+    types, layers = config.get("layer_types"), config.get("num_hidden_layers")
+    if isinstance(types, list) and _is_int(layers) and len(types) < layers:
+        yield f"layer_types has {len(types)} entries, and num_hidden_layers is {layers}: each layer needs one"
+
+
+def _quantization(given: Any) -> Iterator[str]:
+    if given is None or not isinstance(given, Mapping):
+        return
+    for name in ("group_size", "bits"):
+        if name not in given:
+            yield f"quantization has no {name}"
+    yield from _format("quantization", given, given)
+    for layer, own in given.items():
+        if isinstance(own, Mapping):
+            yield from _format(f"quantization of {layer}", own, given)
+
+
+def _format(place: str, given: Mapping[str, Any], default: Mapping[str, Any]) -> Iterator[str]:
+    mode = given.get("mode", default.get("mode", "affine"))
+    if not isinstance(mode, str) or mode not in _FORMATS:
+        yield f"{place}: mode is {_short(mode)}, and MLX has {', '.join(_FORMATS)}"
+        return
+    for name, known in zip(("bits", "group_size"), _FORMATS[mode], strict=True):
+        if name in given and (given[name] not in known or isinstance(given[name], bool)):
+            yield f"{place}: {name} is {_short(given[name])}, and MLX has {', '.join(map(str, known))} in mode {mode}"
+
+
+def _is_int(value: Any) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."

@@ -1,0 +1,94 @@
+"""Errors of a model's files and code, as one line that names the field, its value, and the cure."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from ...errors import ConfigError, ModelError, one_line
+from ..base import RunnerBroken
+from ..mlxlm import MlxLm
+from .config_oddities import contradictions, dimensions, mistyped, oddities, read_config, zeros
+
+_WRONG_SHAPE = re.compile(r"Expected shape \(([\d, ]*)\) but received shape \(([\d, ]*)\) for parameter (\S+)")
+_MISSING = re.compile(r"Missing (\d+) parameters:\s+([^\s,]+)")
+_SURPLUS = re.compile(r"Received (\d+) parameters not in model:\s+([^\s,]+)")
+_AGAIN = "download it again, or use another model"
+
+
+@contextlib.contextmanager
+def model_errors(folder: Path, library: MlxLm | None = None) -> Iterator[None]:
+    """Make whatever a model's files or its code raise while loading one line that names the folder. With mlx-lm's
+    `library` fields of a wrong type are named."""
+    try:
+        yield
+    except (ConfigError, ModelError, RunnerBroken):
+        raise
+    except FileNotFoundError as error:
+        raise ModelError(f"{folder} is not a model folder, or incomplete: {one_line(error)}") from error
+    except json.JSONDecodeError as error:
+        raise ModelError(f"a file in {folder} is torn or not JSON: download it again ({one_line(error)})") from error
+    except SystemExit as error:  # of a module that lacks a package
+        raise ModelError(
+            f"{folder} can't be loaded: mlx-lm's code for this architecture needs a package that is not installed, and "
+            "ends the process: use another model"
+        ) from error
+    except (MemoryError, RuntimeError, OSError) as error:
+        raise ModelError(f"the weights in {folder} can't be read: {one_line(error)}; download them again") from error
+    except Exception as error:
+        raise ModelError(f"{folder} can't be loaded: {_explained(error, folder, library)}") from error
+
+
+def _explained(error: Exception, folder: Path, library: MlxLm | None) -> str:
+    line, config = one_line(error), read_config(folder)
+    types = {} if library is None else library.field_types(config)
+    if odd := oddities(folder) or mistyped(config, types) or contradictions(config):
+        return f"its config.json is broken ({', '.join(odd)}): {_AGAIN}"
+    if "not supported" in line and "Model type" in line:
+        return f"{line} This version of mlx-lm does not know the architecture: choose another model"
+    if isinstance(error, ZeroDivisionError) and (found := zeros(config)):
+        return f"its config.json is broken: a number can't be zero ({', '.join(found)}): {_AGAIN}"
+    if isinstance(error, ValueError):
+        how = _disagreement(str(error), config) or f", or are not MLX's: {line}"
+        return f"its weights and its config.json do not agree{how}"
+    return f"its config.json does not fit its architecture ({type(error).__name__}: {line}): {_AGAIN}"
+
+
+def _disagreement(text: str, config: Mapping[str, Any]) -> str:
+    """How the weights differ from what the config says, and the cure; empty where the error is about something else."""
+    if found := _WRONG_SHAPE.search(text):
+        wanted, given = _shape(found[1]), _shape(found[2])
+        fields = dimensions(config, [size for size in wanted if size not in given])
+        because = f" ({' and '.join(fields)})" if fields else ""
+        return f": the config makes {found[3]} {wanted}{because}, and the weights have {given}; {_AGAIN}"
+    if found := _MISSING.search(text):
+        return f": the config asks for {found[1]} parameters that the weights lack, such as {found[2]}; {_AGAIN}"
+    if found := _SURPLUS.search(text):
+        return f": the config has no place for {found[1]} parameters of the weights, such as {found[2]}; {_AGAIN}"
+    return ""
+
+
+def _shape(text: str) -> tuple[int, ...]:
+    return tuple(int(size) for size in text.split(",") if size.strip())
+
+
+def check_windows(library: MlxLm, module: Any, config: Mapping[str, Any], folder: Path) -> None:
+    """Raise ModelError where a layer's sliding window holds no token: answers would be wrong, or a step would fail."""
+    windows = library.windows_of_caches(module)
+    if all(window > 0 for window in windows):
+        return
+    named = [f"{name} is {value}" for name, value in _fields(config) if value in windows and "window" in name]
+    raise ModelError(
+        f"{folder} can't be loaded: its config.json is broken (a sliding window must hold at least one token"
+        f"{': ' * bool(named)}{', '.join(named)}): {_AGAIN}"
+    )
+
+
+def _fields(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for part in (config, config.get("text_config")):
+        if isinstance(part, Mapping):
+            yield from part.items()
