@@ -48,7 +48,8 @@ to expect before anything is loaded. `benchmarks/models_table.py` writes this pa
 
 - **Backend**: [`paged`, `contiguous`, `padded` or `serial`](glossary.md#computation), best first. CUDA means MLX's CUDA
   build with heads and types that the kernels take (bfloat16 or float16). On a CPU and on Metal the backend is the same.
-- **Fused**: decoder layers run as fused kernels, on CUDA.
+- **Passes** on CUDA: `fused` where decoder layers are fused kernels, `compiled` where the model's own layers are
+  compiled into one program.
 - **Prefixes**: how a prompt reuses the beginning of another. `blocks`: pages are shared in place. `blocks and windows`:
   the same, with the pages of sliding windows at positions that are kept. `copies`: any prefix of a running or cached
   sequence is copied. `snapshots`: copies of the whole state at positions that are kept.
@@ -110,7 +111,7 @@ def _reason(text: str) -> str:
 
 def path_of(config: dict[str, Any], device: str) -> dict[str, Any]:
     """The path that the loader chooses on `device` for a model of `config`."""
-    from tests.runner.family_paths import chosen
+    from tests.runner.family_paths import chosen, passes_of
 
     from treadle.runner.loading.model import build_backend
 
@@ -118,7 +119,7 @@ def path_of(config: dict[str, Any], device: str) -> dict[str, Any]:
     backend = build_backend(model, {}, lambda: 0.0)
     facts = {
         "backend": backend.name,
-        "fused": model.choice.config.fused,
+        "passes": passes_of(model),
         "prefixes": PREFIXES[backend.sharing],
         "lookahead": backend.lookahead,
         "why": {one.backend: _reason(one.reason) for one in model.choice.rejected if one.backend in BETTER[device]},
@@ -134,7 +135,7 @@ def page(data: Mapping[str, Any], ratios: list[dict[str, Any]]) -> str:
 
 def _lines(data: Mapping[str, Any], ratios: list[dict[str, Any]]) -> Iterator[str]:
     yield HEAD.format(version=data["mlx-lm"], remapped=_remapped())
-    yield "| architecture | CUDA | fused | prefixes | CPU, Metal | prefixes | fidelity | H200, 16 bits | 4 bits |\n"
+    yield "| architecture | CUDA | passes | prefixes | CPU, Metal | prefixes | fidelity | H200, 16 bits | 4 bits |\n"
     yield "|" + "---|" * 9 + "\n"
     rows = sorted(data["architectures"].items(), key=lambda item: item[0].lower())
     for name, facts in rows:
@@ -164,7 +165,7 @@ def _row(name: str, facts: Mapping[str, Any], ratios: Mapping[str, Mapping[str, 
     cells = [
         name,
         cuda["backend"],
-        "yes" if cuda["fused"] else "",
+        cuda["passes"],
         cuda["prefixes"],
         elsewhere["backend"],
         elsewhere["prefixes"],

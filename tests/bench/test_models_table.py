@@ -10,8 +10,8 @@ FIX = "run python benchmarks/models_table.py"
 
 
 def facts(**changed: Any) -> dict[str, Any]:
-    path = {"backend": "paged", "fused": True, "prefixes": "blocks", "lookahead": 1, "why": {}}
-    elsewhere = path | {"backend": "contiguous", "fused": False, "prefixes": "copies", "lookahead": 0}
+    path = {"backend": "paged", "passes": "fused", "prefixes": "blocks", "lookahead": 1, "why": {}}
+    elsewhere = path | {"backend": "contiguous", "passes": "", "prefixes": "copies", "lookahead": 0}
     return {"cuda": path, "cpu": elsewhere, "fidelity": {"paged, fused": "same", "contiguous": "same"}} | changed
 
 
@@ -24,7 +24,7 @@ def test_the_page_is_what_the_record_says() -> None:
 
 
 def test_an_architecture_has_a_row() -> None:
-    assert "| llama | paged | yes | blocks | contiguous | copies | all |  |  |" in page(llama=facts())
+    assert "| llama | paged | fused | blocks | contiguous | copies | all |  |  |" in page(llama=facts())
 
 
 def test_a_path_with_other_tokens_is_named() -> None:

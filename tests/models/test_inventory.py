@@ -120,6 +120,8 @@ def test_architectures_are_those_of_the_installed_mlx_lm() -> None:
     assert architectures.is_known({"model_type": "mistral"})  # another name for llama
     assert not architectures.is_known({"model_type": "bert"})
     assert not architectures.is_known({"model_type": "../utils"})
+    assert architectures.is_known({"model_type": "nemotron-nas"})
+    assert not architectures.is_known({"model_type": "cache"})  # a part of models
 
 
 def test_without_mlx_lm_nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from functools import partial
 
 import mlx.core as mx
@@ -118,9 +119,10 @@ class Judge:
             return f"{request.id} has {len(tokens)} tokens and not {request.max_tokens}"
         if self._known.get(prompt) == tuple(tokens):
             return ""
-        place = _first_departure(self._model, prompt, tokens, len(prompt) + len(tokens))
-        if place is not None:
-            place = _first_departure(self._model, prompt, tokens, max(1, len(prompt) - 1))
+        with nullcontext() if self._model.layers is None else self._model.layers.originals():
+            place = _first_departure(self._model, prompt, tokens, len(prompt) + len(tokens))
+            if place is not None:
+                place = _first_departure(self._model, prompt, tokens, max(1, len(prompt) - 1))
         if place is None:
             self._known[prompt] = tuple(tokens)
         return "" if place is None else f"{request.id}, of a prompt of {len(prompt)}, departs at token {place}"

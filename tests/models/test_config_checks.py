@@ -1,0 +1,57 @@
+"""Contradictions in a config.json, found before anything is loaded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from treadle.models.config_checks import faults
+
+GROUPS = {"group_size": 64, "bits": 4}
+
+
+@pytest.mark.parametrize(
+    ("config", "fault"),
+    [
+        (
+            {"num_experts": 4, "num_experts_per_tok": 5},
+            "num_experts_per_tok is 5, and must be 1 to 4 (num_experts is 4)",
+        ),
+        (
+            {"num_local_experts": 2, "num_experts_per_tok": 0},
+            "num_experts_per_tok is 0, and must be 1 to 2 (num_local_experts is 2)",
+        ),
+        ({"n_routed_experts": 4, "zero_expert_num": 2, "moe_topk": 7}, "moe_topk is 7, and must be 1 to 6"),
+        ({"layer_types": ["a"], "num_hidden_layers": 2}, "layer_types has 1 entries, and num_hidden_layers is 2"),
+        ({"text_config": {"layer_types": [], "num_hidden_layers": 1}}, "layer_types has 0 entries"),
+        ({"quantization": {**GROUPS, "bits": 7}}, "quantization: bits is 7, and MLX has 1, 2, 3, 4, 5, 6, 8 in mode"),
+        ({"quantization": {**GROUPS, "bits": True}}, "quantization: bits is true"),
+        ({"quantization": {**GROUPS, "group_size": 48}}, "group_size is 48, and MLX has 32, 64, 128 in mode affine"),
+        ({"quantization": {**GROUPS, "mode": "foo"}}, 'mode is "foo", and MLX has affine, mxfp4, mxfp8, nvfp4'),
+        ({"quantization": {**GROUPS, "mode": "nvfp4"}}, "group_size is 64, and MLX has 16 in mode nvfp4"),
+        ({"quantization": {"bits": 4}}, "quantization has no group_size"),
+        ({"quantization": {**GROUPS, "model.head": {"bits": "x" * 99}}}, f'of model.head: bits is "{"x" * 36}...'),
+    ],
+)
+def test_a_contradiction_names_fields_and_values(config: dict[str, Any], fault: str) -> None:
+    (found,) = faults(config)
+    assert fault in found
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {},
+        {"text_config": None, "quantization": None},
+        {"num_experts": 0, "num_experts_per_tok": 0},
+        {"num_experts": 1, "num_experts_per_tok": 2},  # a dense model of a family with experts
+        {"num_experts": None, "num_experts_per_tok": None},
+        {"num_experts": 4, "moe_topk": [2, 2]},
+        {"layer_types": ["a", "b", "c"], "num_hidden_layers": 2},  # the last one is of a layer for speculation
+        {"quantization": {**GROUPS, "model.embed": False, "model.head": {"bits": 8}, "quant_method": "awq"}},
+        {"quantization": {"group_size": 32, "bits": 4, "mode": "mxfp4", "head": {**GROUPS, "mode": "affine"}}},
+    ],
+)
+def test_what_published_models_have_is_no_contradiction(config: dict[str, Any]) -> None:
+    assert faults(config) == []
