@@ -25,20 +25,12 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
-from treadle.core.messages import Sharing  # noqa: E402
-
 PAGE = ROOT / "docs" / "models.md"
 RECORD = ROOT / "docs" / "figures" / "models.json"
 RATIOS = ROOT / "docs" / "figures" / "models-h200.json"
 DEVICES = ("cuda", "cpu")
 BETTER = {"cuda": ("fused layers", "compiled passes", "paged", "contiguous", "padded"), "cpu": ("contiguous", "padded")}
 """The paths that a reason is given for, best first."""
-PREFIXES = {
-    Sharing.HELD: "blocks",
-    Sharing.HELD_MARKED: "blocks and windows",
-    Sharing.COPIED: "copies",
-    Sharing.MARKED: "snapshots",
-}
 
 HEAD = """# Models
 
@@ -50,9 +42,9 @@ to expect before anything is loaded. `benchmarks/models_table.py` writes this pa
   build with heads and types that the kernels take (bfloat16 or float16). On a CPU and on Metal the backend is the same.
 - **Passes** on CUDA: `fused` where decoder layers are fused kernels, `compiled` where the model's own layers are
   compiled into one program.
-- **Prefixes**: how a prompt reuses the beginning of another. `blocks`: pages are shared in place. `blocks and windows`:
-  the same, with the pages of sliding windows at positions that are kept. `copies`: any prefix of a running or cached
-  sequence is copied. `snapshots`: copies of the whole state at positions that are kept.
+- **Prefixes**: how a prompt reuses the beginning of another. `blocks`: pages are shared in place, with the pages
+  of sliding `windows` and the `states` of recurrent layers at positions that are kept. `copies`: any prefix of a
+  running or cached sequence is copied. `snapshots`: copies of the whole state at positions that are kept.
 - **Fidelity**: the paths whose greedy tokens in float32 are mlx-lm's own, for prompts of 1 to 210 tokens and beyond the
   window: alone, together, in chunks of any size, from cached prefixes, and after preemption
   (`python -m tests.runner.all_families`). "all" are all paths that the architecture can take.
@@ -113,6 +105,7 @@ def path_of(config: dict[str, Any], device: str) -> dict[str, Any]:
     """The path that the loader chooses on `device` for a model of `config`."""
     from tests.runner.family_paths import chosen, passes_of
 
+    from treadle.runner.loading.expected import prefix_reuse
     from treadle.runner.loading.model import build_backend
 
     model = chosen(config, device)
@@ -120,7 +113,7 @@ def path_of(config: dict[str, Any], device: str) -> dict[str, Any]:
     facts = {
         "backend": backend.name,
         "passes": passes_of(model),
-        "prefixes": PREFIXES[backend.sharing],
+        "prefixes": prefix_reuse(model.choice.config),
         "lookahead": backend.lookahead,
         "why": {one.backend: _reason(one.reason) for one in model.choice.rejected if one.backend in BETTER[device]},
     }

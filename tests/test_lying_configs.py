@@ -49,7 +49,9 @@ def refusal(folder: Path) -> str:
     return ""
 
 
-@pytest.mark.parametrize("case", list(cases(2, CASES)), ids=lambda case: f"{case[0]}-{'.'.join(case[1])}-{str(case[2])[:20]}")
+@pytest.mark.parametrize(
+    "case", list(cases(2, CASES)), ids=lambda case: f"{case[0]}-{'.'.join(case[1])}-{str(case[2])[:20]}"
+)
 def test_a_value_that_is_absurd_is_served_or_refused_in_one_line(folder: Folder, case: Any) -> None:
     architecture, place, value = case
     message = refusal(folder(architecture, broken(config_of(architecture), place, value)))

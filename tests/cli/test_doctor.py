@@ -44,6 +44,8 @@ GOOD: dict[str, dict[str, Any]] = {
         "path": "batched, KV cache in buffers a row",
         "backend": "contiguous",
         "best": "contiguous",
+        "prefixes": "copies",
+        "why": [],
     },
 }
 
@@ -108,12 +110,15 @@ def test_a_worse_backend_fails_only_where_the_best_is_required(
     capsys: pytest.CaptureFixture[str], folder: Path, kernels: str, code: int
 ) -> None:
     model = {**GOOD["model"], "backend": "padded", "path": "batched on mlx-lm's caches"}
+    model["why"] = ["not contiguous: a reason"]
     found, plain = report(capsys, Asked(model=model), folder, kernels=kernels)
     line = plain["sections"]["Model"]["compute path"]
     assert found == code
     assert line["value"].startswith("padded expected: batched on mlx-lm's caches")
     assert ("require asks for contiguous" in line["value"]) is (kernels == "require")
-    assert line["facts"] == {"backend": "padded", "best": "contiguous", "kernels": kernels}
+    assert line["value"].split("; ")[1:3] == ["prefix reuse: copies", "not contiguous: a reason"]
+    expected = {"backend": "padded", "best": "contiguous", "prefixes": "copies", "why": ["not contiguous: a reason"]}
+    assert line["facts"] == expected | {"kernels": kernels}
 
 
 def test_for_people_each_line_has_a_mark_and_the_verdict_comes_last(

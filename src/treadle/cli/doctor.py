@@ -236,8 +236,9 @@ def _budget(settings: Settings, result: ProbeResult) -> list[Finding]:
 def _path(settings: Settings, part: Mapping[str, Any]) -> Finding:
     """The expected KV backend; a failure where `--kernels require` asks for a better one."""
     backend, best = part["backend"], part["best"]
-    value = f"{backend} expected: {part['path']}; the start tests it"
-    facts = {"backend": backend, "best": best, "kernels": settings.kernels}
+    reuse = f"prefix reuse: {part['prefixes']}"
+    value = "; ".join([f"{backend} expected: {part['path']}", reuse, *part["why"], "the start tests it"])
+    facts = {name: part[name] for name in ("backend", "best", "prefixes", "why")} | {"kernels": settings.kernels}
     if settings.kernels == "require" and backend != best:
         why = f"{value}; --kernels require asks for {best}, this device's best"
         return Finding(MODEL, "compute path", why, Mark.FAIL, "leave --kernels out, or choose another model", facts)

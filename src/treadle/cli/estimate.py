@@ -5,9 +5,8 @@ Runs in the probe's child: it asks mlx-lm for the model's classes and caches.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -18,6 +17,7 @@ from ..text.folder import FolderConfig
 from ..units import size
 
 if TYPE_CHECKING:
+    from ..runner.loading.expected import Expected
     from .device_probe import ProbeRequest
 
 _FLOATS = {"F64": "float64", "F32": "float32", "BF16": "bfloat16", "F16": "float16"}
@@ -29,14 +29,14 @@ _PATHS = {
     Backend.SERIAL: "one request at a time, as mlx-lm's caches for it can't be batched",
     Backend.ENCODER: "embeddings of whole prompts, without a cache",
 }
-_PLAIN_CACHES = {"KVCache", "RotatingKVCache"}
 
 
 class Estimate(msgspec.Struct, frozen=True):
     """`kv_token_bytes` and `kv_row_bytes` are None if the config alone does not determine them (quantized keys and
     values, for one): the start measures them. `kv_budget_bytes` is 0 if the memory is unknown. `kv_least_tokens` is the
     first allocation of a sequence. `path` describes the expected KV `backend`, and `best` is the
-    best of the device; the start decides by self-tests."""
+    best of the device; `why` are the reasons against better ones, and `prefixes` the way to reuse cached prompts. The
+    start decides by self-tests."""
 
     architecture: str
     parameters: int
@@ -50,6 +50,8 @@ class Estimate(msgspec.Struct, frozen=True):
     path: str = ""
     backend: str = ""
     best: str = ""
+    prefixes: str = ""
+    why: list[str] = []
 
 
 def estimate(request: ProbeRequest, kind: str, usable_bytes: int) -> Estimate:
@@ -57,14 +59,18 @@ def estimate(request: ProbeRequest, kind: str, usable_bytes: int) -> Estimate:
     from ..runner import mlxlm
     from ..runner.device import memory
     from ..runner.kv.contiguous import buffer
+    from ..runner.loading import expected
     from ..runner.loading.encoders import is_bidirectional
     from ..runner.loading.headless import is_headless
+    from ..runner.loading.load_errors import check_windows, model_errors
 
     assert request.folder is not None
     folder = Path(request.folder)
     config = folder_checks.check(folder)
     library = mlxlm.connect()
-    module, _ = library.load(folder, headless=is_headless(folder))
+    with model_errors(folder, library):
+        module, _ = library.load(folder, headless=is_headless(folder))
+        check_windows(library, module, config, folder)
     parameters = library.parameters(module)
     dtype = "float32" if kind == "cpu" else _stored_dtype(folder)
     weight_bytes = parameters * _WIDTH[dtype] if kind == "cpu" else _weight_bytes(folder)
@@ -78,15 +84,15 @@ def estimate(request: ProbeRequest, kind: str, usable_bytes: int) -> Estimate:
     budget = int((usable_bytes - weight_bytes) * share) if usable_bytes else 0
     if request.memory is not None:
         memory.check_budget(request.memory, usable_bytes - weight_bytes if usable_bytes else None)
-    caches = library.new_caches(module)
-    leaves = library.leaves(caches)
-    cost = None if request.kv_bits else kv_cost(leaves, config, _WIDTH[dtype], context)
-    token_bytes, row_bytes = cost or (None, None)
     encodes = is_bidirectional(config)
-    if encodes:
-        token_bytes, row_bytes = 0, 0
-    plain, pages = library.windows(module) is not None, kind == "cuda" and request.kernels != KernelPolicy.OFF
-    backend = Backend.ENCODER if encodes else expected_backend(plain, library.can_merge(caches), pages)
+    pages = request.kernels != KernelPolicy.OFF
+    found = expected.Expected(Backend.ENCODER, "none")
+    if not encodes:
+        with model_errors(folder, library):
+            found = expected.expected_path(library, module, kind, pages=pages, bits=request.kv_bits or 16)
+    backend = found.backend
+    cost = (0, 0) if encodes else None if request.kv_bits else kv_cost(found, _WIDTH[dtype], context)
+    token_bytes, row_bytes = cost or (None, None)
     best = Backend.PAGED if kind == "cuda" else Backend.CONTIGUOUS
     return Estimate(
         architecture=str(config["model_type"]),
@@ -101,41 +107,19 @@ def estimate(request: ProbeRequest, kind: str, usable_bytes: int) -> Estimate:
         path=_PATHS[backend],
         backend=backend.value,
         best=(backend if encodes else best).value,
+        prefixes=found.prefixes,
+        why=[f"not {one.backend}: {one.reason}" for one in found.rejected],
     )
 
 
-def expected_backend(plain_kv: bool, mergeable: bool, pages: bool) -> Backend:
-    """Return the expected KV backend of a model with `plain_kv` keys and values, or caches that can be merged, where
-    the kernels for `pages` may run."""
-    if plain_kv:
-        return Backend.PAGED if pages else Backend.CONTIGUOUS
-    return Backend.PADDED if mergeable else Backend.SERIAL
-
-
-def kv_cost(leaves: list[Any], config: Mapping[str, Any], width: int, context: int) -> tuple[int, int] | None:
-    """Return bytes of cache a token and a sequence, `width` bytes a number; None unless every layer keeps plain keys
-    and values."""
-    if any(type(cache).__name__ not in _PLAIN_CACHES for cache in leaves):
+def kv_cost(found: Expected, width: int, context: int) -> tuple[int, int] | None:
+    """Return bytes of cache a token and a sequence, `width` bytes a number; None where the layers' attention is not
+    known."""
+    if found.layers is None:
         return None
-    numbers = _numbers_a_token(config)
-    if numbers is None:
-        return None
-    windows = [window for cache in leaves if (window := getattr(cache, "max_size", 0)) and window < context]
-    each = numbers * width
-    return each * (len(leaves) - len(windows)), each * sum(windows)
-
-
-def _numbers_a_token(config: Mapping[str, Any]) -> int | None:
-    """Return the count of keys' and values' elements of one token in one layer; None if unknown."""
-    configs = [config, config.get("text_config") or {}]
-    found = {
-        name: next((p[name] for p in configs if isinstance(p.get(name), int)), None)
-        for name in ("num_key_value_heads", "num_attention_heads", "head_dim", "hidden_size")
-    }
-    queries, hidden = found["num_attention_heads"], found["hidden_size"]
-    heads = found["num_key_value_heads"] or queries
-    width = found["head_dim"] or (hidden // queries if hidden and queries else None)
-    return 2 * heads * width if heads and width else None
+    windows = [(window, each) for window, each in found.layers if 0 < window < context]
+    token = sum(each for window, each in found.layers if not 0 < window < context)
+    return token * width, sum(window * each for window, each in windows) * width + found.state_bytes
 
 
 def _stored_dtype(folder: Path) -> str:

@@ -38,7 +38,7 @@ def contiguous(reference: Reference, cost: KvCost, budget: int, request: Backend
     """Buffers of each sequence's own, within `budget` bytes, tested with the reference's module."""
     library, module = reference.library, reference.module
     windows, recurrent = routed_layers(library, module)
-    with _known_attention():
+    with known_attention():
         latent = latent_layers(library, module, len(windows), recurrent)
     if recurrent is not None:
         cost = replace(cost, row_bytes=cost.row_bytes + recurrent.slot_bytes)
@@ -77,7 +77,7 @@ def paged(
     `step_tokens` tokens of `max_running` sequences (0: not known)."""
     if not budget:
         raise Unsupported("nothing says how much memory there is for pages")
-    config = _pages(reference.library, reference.module, bits, kernels)
+    config = page_layers(reference.library, reference.module, bits, kernels)
     config = replace(config, max_running=max_running, step_tokens=step_tokens, context=reference.context)
     config = replace(config, recurrences=recurrences()).with_memory(budget)
     if config.int8:
@@ -96,7 +96,8 @@ def paged(
     return replace(_with_compiled_passes(reference, config, rejected), keep_prefixes=keep_prefixes)
 
 
-def _pages(library: MlxLm, module: Any, bits: int, kernels: type[Kernels]) -> PagedConfig:
+def page_layers(library: MlxLm, module: Any, bits: int, kernels: type[Kernels]) -> PagedConfig:
+    """The layers of `module` over pages, without any page yet. Raises Unsupported."""
     windows, recurrent = routed_layers(library, module)
     shapes = _shapes(library, module, len(windows), recurrent)
     chip = DeviceProperties.of(mx.device_info())
@@ -174,17 +175,17 @@ def routed_layers(library: MlxLm, module: Any) -> tuple[list[int], RecurrentConf
         raise Unsupported("its attention does not go through mlx-lm's function")
     if len(windows) == len(found):
         return windows, None
-    with _known_attention():
+    with known_attention():
         return windows, RecurrentConfig(library.recurrent_states(module), library.list_sizes(module))
 
 
 def _shapes(library: MlxLm, module: Any, layers: int, recurrent: RecurrentConfig | None = None) -> list[AttentionShape]:
-    with _known_attention():
+    with known_attention():
         return attention_shapes(library, module, layers, recurrent)
 
 
 @contextmanager
-def _known_attention() -> Iterator[None]:
+def known_attention() -> Iterator[None]:
     """Make whatever a model's code raises a reason against a backend."""
     try:
         yield
