@@ -67,7 +67,8 @@ NOT_RUN = """
 
 
 def record() -> None:
-    """Choose the backends of all architectures, and write them. Fidelity of paths that are gone is dropped."""
+    """Choose the backends of all architectures, and write them. The fidelity of an architecture whose path was not run
+    is dropped."""
     from tests.support.architectures import ARCHITECTURES
 
     from treadle.installation import version_of
@@ -76,11 +77,17 @@ def record() -> None:
     found = {}
     for name in ARCHITECTURES:
         found[name] = paths_of(name)
-        if fidelity := known["architectures"].get(name, {}).get("fidelity"):
+        fidelity = known["architectures"].get(name, {}).get("fidelity", {})
+        if "cuda" in found[name] and _name(found[name]["cuda"]) in fidelity:
             found[name]["fidelity"] = fidelity
         print(name, *(path.get("backend", "") for path in found[name].values()), file=sys.__stdout__, flush=True)
     data = {"mlx-lm": version_of("mlx-lm"), "architectures": found}
     RECORD.write_text(json.dumps(data, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def _name(path: Mapping[str, Any]) -> str:
+    """The name of a path in the record of fidelity."""
+    return ", ".join([path["backend"], *([path["passes"]] if path["passes"] else [])])
 
 
 def paths_of(architecture: str) -> dict[str, dict[str, Any]]:
