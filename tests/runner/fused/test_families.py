@@ -45,7 +45,7 @@ OWN = {
 
 def fused(module: Any, bits: int = 16) -> PagedConfig:
     """The paged backend with fused layers, not tested."""
-    config = candidates._pages(connect(), module, bits, ReferenceKernels)
+    config = candidates.page_layers(connect(), module, bits, ReferenceKernels)
     decoder = FusedDecoder(module, [layer.kernels for layer in config.layers], config.selection)
     return replace(config, decoder=decoder, pages=16, keep_prefixes=False)
 
