@@ -26,6 +26,7 @@ from treadle.runner.device import memory
 from treadle.runner.device.blas import BlasReport
 from treadle.runner.kv.padded.cached_model import CachedModel
 from treadle.runner.loading import loader
+from treadle.runner.loading.load_errors import model_errors
 from treadle.runner.loading.loader import load
 from treadle.runner.model_runner import ModelRunner
 from treadle.units import size
@@ -356,3 +357,17 @@ def test_a_choice_keeps_the_reasons_against_better_backends(
     assert [(one.backend, one.reason) for one in choice.rejected] == rejected
     assert choice.reason_against("paged") == rejected[0][1]
     assert choice.reason_against("fused layers") == ""
+
+
+def test_a_fault_of_the_device_is_not_called_one_of_the_weights(tmp_path: Path) -> None:
+    """A kernel that faulted in its self-test leaves a device that nothing else runs on."""
+    fault = "cudaStreamSynchronize(free_streams_[i]) failed: misaligned address"
+    with pytest.raises(ModelError, match=r"the device failed while .* misaligned address; .*--kernels off"):
+        _raise(tmp_path, fault)
+    with pytest.raises(ModelError, match=r"the weights in .* can't be read: no such tensor"):
+        _raise(tmp_path, "no such tensor")
+
+
+def _raise(folder: Path, message: str) -> None:
+    with model_errors(folder):
+        raise RuntimeError(message)

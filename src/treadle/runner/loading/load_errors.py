@@ -17,6 +17,7 @@ from .config_oddities import contradictions, dimensions, mistyped, oddities, rea
 _WRONG_SHAPE = re.compile(r"Expected shape \(([\d, ]*)\) but received shape \(([\d, ]*)\) for parameter (\S+)")
 _MISSING = re.compile(r"Missing (\d+) parameters:\s+([^\s,]+)")
 _SURPLUS = re.compile(r"Received (\d+) parameters not in model:\s+([^\s,]+)")
+_DEVICE_FAULT = re.compile(r"\bcu(da)?[A-Z]\w+\(.*failed|illegal memory access|misaligned address", re.IGNORECASE)
 _AGAIN = "download it again, or use another model"
 
 
@@ -38,6 +39,11 @@ def model_errors(folder: Path, library: MlxLm | None = None) -> Iterator[None]:
             "ends the process: use another model"
         ) from error
     except (MemoryError, RuntimeError, OSError) as error:
+        if _DEVICE_FAULT.search(str(error)):
+            raise ModelError(
+                f"the device failed while {folder} was loaded and tried: {one_line(error)}; start again with `kernels` "
+                "off (--kernels off), which uses MLX's operations alone"
+            ) from error
         raise ModelError(f"the weights in {folder} can't be read: {one_line(error)}; download them again") from error
     except Exception as error:
         raise ModelError(f"{folder} can't be loaded: {_explained(error, folder, library)}") from error
