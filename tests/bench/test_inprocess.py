@@ -130,7 +130,7 @@ def test_a_model_whose_rows_cannot_share_a_step_is_refused(folder: Path, monkeyp
     from treadle.runner import mlxlm
 
     monkeypatch.setattr(mlxlm.MlxLm, "can_merge", lambda self, caches: False)
-    monkeypatch.setattr(mlxlm.MlxLm, "windows", lambda self, model: None)
+    monkeypatch.setattr(mlxlm.MlxLm, "layer_windows", lambda self, model: None)
     with pytest.raises(BenchError, match="BatchGenerator can't run tiny"):
         measure(folder, "tiny", EngineBench())
 

@@ -67,9 +67,9 @@ def test_the_ring_is_shorter_where_there_is_less_shared_memory() -> None:
     parts = way.quantize(mx.random.normal((128, 512)).astype(mx.float16))
     chip = DeviceProperties(processors=2, shared=99 * 1024)
     product = PackedGemm(*parts, way, mx.float16, EmulatedKernel, chip)
-    assert product.most_rows == 32
-    assert [product._memory(rows)[0] for rows in (8, 16, 32)] == [4, 3, 2]
-    assert all(product._memory(rows)[1] <= chip.shared for rows in (8, 16, 32))
+    assert product.most_rows == 64
+    assert [product._memory(rows)[0] for rows in (8, 16, 32, 64)] == [4, 3, 2, 2]
+    assert all(product._memory(rows)[1] <= chip.shared for rows in (8, 16, 32, 64))
     check(product, parts, way, mx.float16, 30)
 
 

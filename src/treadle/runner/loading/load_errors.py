@@ -16,7 +16,7 @@ from .config_oddities import contradictions, dimensions, mistyped, oddities, rea
 
 _WRONG_SHAPE = re.compile(r"Expected shape \(([\d, ]*)\) but received shape \(([\d, ]*)\) for parameter (\S+)")
 _MISSING = re.compile(r"Missing (\d+) parameters:\s+([^\s,]+)")
-_SURPLUS = re.compile(r"Received (\d+) parameters not in model:\s+([^\s,]+)")
+_SURPLUS = re.compile(r"Received (\d+) parameters not in model:\s+([^\s,]+(?:[\s,]+[^\s,]+){0,2})")
 _DEVICE_FAULT = re.compile(r"\bcu(da)?[A-Z]\w+\(.*failed|illegal memory access|misaligned address", re.IGNORECASE)
 _AGAIN = "download it again, or use another model"
 
@@ -70,11 +70,12 @@ def _disagreement(text: str, config: Mapping[str, Any]) -> str:
         wanted, given = _shape(found[1]), _shape(found[2])
         fields = dimensions(config, [size for size in wanted if size not in given])
         because = f" ({' and '.join(fields)})" if fields else ""
-        return f": the config makes {found[3]} {wanted}{because}, and the weights have {given}; {_AGAIN}"
+        return f": the config makes the shape of {found[3]} {wanted}{because}, and the weights have {given}; {_AGAIN}"
     if found := _MISSING.search(text):
         return f": the config asks for {found[1]} parameters that the weights lack, such as {found[2]}; {_AGAIN}"
     if found := _SURPLUS.search(text):
-        return f": the config has no place for {found[1]} parameters of the weights, such as {found[2]}; {_AGAIN}"
+        names = ", ".join(found[2].replace(",", " ").split())
+        return f": the config has no place for {found[1]} parameters of the weights, such as {names}; {_AGAIN}"
     return ""
 
 

@@ -89,11 +89,13 @@ class ConvolutionSlots(_Slots):
         super().__init__(state, slots, recurrences, step)
         self._state = state
         assert state.convolution is not None, "a convolution's state"
-        state.convolution.bind(self)
+        self._convolution = state.convolution
 
     @property
     def seen(self) -> Any:
-        """The state as the model sees it: an array (T, 0, C)."""
+        """The state as the model sees it: an array (T, 0, C). The convolution that follows uses these slots, whichever
+        others there are for the model."""
+        self._convolution.bind(self)
         return self._step.empty(self._state.shape[-1], self._state.dtype)
 
     def convolve(self, x: Any, weight: Any, bias: Any | None) -> Any:
