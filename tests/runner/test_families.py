@@ -22,11 +22,8 @@ from treadle.runner.model_runner import ModelRunner
 
 EVERY_PATH = ["llama", "gemma3_text"]
 """Full attention with fused layers, and windows."""
-BEST_PATH = [
-    *("gpt_oss", "gemma4_text", "deepseek_v3", "qwen3_next", "mamba", "llama4"),
-    *("nemotron_h", "granitemoehybrid", "olmo_hybrid", "jamba", "lfm2", "plamo2", "falcon_h1"),
-]
-"""Sinks, shared keys and values with larger heads, latents, recurrent layers, chunks, and hybrids."""
+BEST_PATH = ["qwen3_next", "nemotron_h", "granitemoehybrid", "olmo_hybrid", "jamba", "lfm2", "plamo2", "falcon_h1"]
+"""Hybrids. The other kinds are in `test_fidelity`, `test_shared_kv` and `paged/test_attention_kinds`."""
 OWN = ("paged", "contiguous")
 """Backends that are not mlx-lm's caches."""
 

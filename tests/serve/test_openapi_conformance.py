@@ -12,7 +12,7 @@ from benchmarks.clients.suites import CASES
 
 from tests.support.clients import FOLDER, ROOT, require_clients
 
-SECONDS = 20
+SECONDS = 12
 
 
 @pytest.mark.timeout(300)
