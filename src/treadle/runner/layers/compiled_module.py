@@ -92,10 +92,13 @@ class CompiledModule:
         self._selection = selection
         self._layers = layers
         self._compile = compile
+        self._caches: _Caches | None = None
 
     def __call__(self, tokens: Any, cache: Sequence[Any]) -> Any:
         """Logits of the selected `tokens` (T, 1)."""
-        caches, selection = _Caches.of(cache), self._selection
+        if self._caches is None or self._caches.arrangement is not cache:
+            self._caches = _Caches.of(cache)
+        caches, selection = self._caches, self._selection
         keeps = selection is not None and selection.keep is not None
         if self.refused or keeps or not caches.only_decode:
             return self._module(tokens, cache=cache)

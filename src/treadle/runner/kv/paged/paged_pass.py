@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import mlx.core as mx
@@ -89,12 +90,12 @@ class PagedPass:
     kinds: set[LayerKind] = field(default_factory=set)
     _staging: Staging = field(default_factory=Staging)
 
-    @property
+    @cached_property
     def short(self) -> int:
         """The most tokens of a segment for the decode kernels of all shapes."""
         return min((kernels.short for kernels in self.shapes), default=1)
 
-    @property
+    @cached_property
     def int8(self) -> bool:
         return any(kernels.int8 for kernels in self.shapes)
 
