@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import mlx.core as mx
@@ -13,6 +13,7 @@ from tests.runner.conftest import Tiny
 from tests.runner.looped import Looped
 from tests.runner.paged.conftest import paged as paged_fixture
 from tests.runner.reference import reference, references
+from tests.runner.test_snapshots import request, some_tokens
 from treadle.core.messages import Sampling, Submit
 from treadle.runner.loading.model import LoadedModel
 from treadle.runner.model_runner import ModelRunner
@@ -26,15 +27,6 @@ Get = Callable[[str, str], LoadedModel]
 def get(tiny: Tiny, paged: Callable[..., LoadedModel]) -> Get:
     """A model by its backend and family."""
     return lambda backend, family: tiny(family) if backend == "contiguous" else paged(family, fused=False)
-
-
-def some_tokens(seed: int, count: int) -> tuple[int, ...]:
-    dice = random.Random(seed)
-    return tuple(dice.randrange(256) for _ in range(count))
-
-
-def request(id_: str, prompt: Sequence[int], max_tokens: int = 12, **options: Any) -> Submit:
-    return Submit(id=id_, prompt=tuple(prompt), max_tokens=max_tokens, max_wait_s=1e9, **options)
 
 
 def slots_of(runner: ModelRunner) -> Any:
