@@ -11,7 +11,8 @@ import pytest
 
 from tests.runner.paged.checks import NamedPages, check
 from treadle.runner.kv.paged.window_pages import WindowPages
-from treadle.runner.kv.slot_allocator import NO_SLOT, SlotAllocator
+from treadle.runner.kv.slot_allocator import SlotAllocator
+from treadle.runner.recurrent.step import FRESH
 
 SIZE = 4
 SLACK = 3
@@ -142,8 +143,8 @@ class World:
             ends = [mark for mark in mine.marks if row.computed < mark < target][:1]
             for start, end in pairwise([row.computed, *ends, target]):
                 source, written = slots.advance(mine.slots, start, end)
-                assert (source == NO_SLOT) == (start == 0)
-                assert source == NO_SLOT or self.states[source] == tuple(row.tokens[:start])
+                assert (source == FRESH) == (start == 0)
+                assert source == FRESH or self.states[source] == tuple(row.tokens[:start])
                 others = [table.slots.states.values() for other, table in self.pages.tables.items() if other != id_]
                 assert written not in slots._handle_of
                 assert not any(written in other for other in others)

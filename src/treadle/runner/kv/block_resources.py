@@ -8,7 +8,16 @@ attached and that no sequence holds are idle: a block can be reused with them un
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+
+from ...cache.prefix_index import PrefixIndex
+
+
+def places_to_keep(index: PrefixIndex, salt: str, tokens: Sequence[int], reused: int) -> list[int]:
+    """Return the positions in a new sequence that other prompts may go on from, as blocks end there, behind its first
+    `reused` blocks: that at which it parts from cached blocks, and the last one before its end."""
+    ends = len(index.find(salt, tokens).nodes), (len(tokens) - 1) // index.block
+    return [end * index.block for end in ends if end > reused]
 
 
 class BlockResources:

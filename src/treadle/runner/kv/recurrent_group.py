@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -17,11 +17,20 @@ from ..forward.segments import RowSegment
 from ..mlxlm import RecurrentState
 from ..recurrent.layer import Recurrences, RecurrentLayer
 from ..recurrent.step import FRESH, PADDING, RecurrentPass, SlotSegment, tables
-from .slot_allocator import NO_SLOT, SlotAllocator, SlotTable
+from .slot_allocator import SlotAllocator, SlotTable
 
-T = TypeVar("T")
 ROW_SLOTS = 2
 """Slots of a live sequence: the state that a step reads, and the one that it writes."""
+TEST_SLOTS = 16
+"""Slots of a backend whose number of sequences is not known, as in self-tests."""
+
+
+class RecurrentRow(NamedTuple):
+    """One sequence's slots, its `committed` tokens, and the positions `marks` whose states are kept for others."""
+
+    slots: SlotTable
+    committed: int
+    marks: Sequence[int]
 
 
 @dataclass(frozen=True)
@@ -64,10 +73,13 @@ class RecurrentGroup:
         for layer in self.layers:
             layer.clear(slot)
 
-    def waves(self, segments: Sequence[RowSegment], marks: Sequence[Sequence[int]]) -> list[list[RowSegment]]:
-        """Passes for `segments`, split at `marks`, positions whose states are kept: one for each part of the segment
-        that has most. All last parts are in the last one."""
-        split = [_parts(segment, own) for segment, own in zip(segments, marks, strict=True)]
+    def waves(self, segments: Sequence[RowSegment], rows: Sequence[RecurrentRow]) -> list[list[RowSegment]]:
+        """Let go of states that a step over `segments`, of sequences `rows`, needs no more. Return its passes: segments
+        are split at marks, there is a pass for each part of the one that has most, and the last one has all last
+        parts."""
+        for segment, row in zip(segments, rows, strict=True):
+            self.slots.leave_behind(row.slots, segment.start, row.committed, row.marks)
+        split = [_parts(segment, row.marks) for segment, row in zip(segments, rows, strict=True)]
         if sum(map(len, split)) - len(split) > self.slots.available - ROW_SLOTS * len(split):
             return [list(segments)]  # snapshots are not worth a sequence's own slots
         count = max(map(len, split))
@@ -91,8 +103,7 @@ class RecurrentGroup:
     def _placed(self, segment: RowSegment, first: int, row: SlotTable | None) -> SlotSegment:
         if row is None:
             return SlotSegment(first, len(segment.tokens), PADDING, FRESH)
-        source, target = self.slots.advance(row, segment.start, segment.end)
-        return SlotSegment(first, len(segment.tokens), FRESH if source == NO_SLOT else source, target)
+        return SlotSegment(first, len(segment.tokens), *self.slots.advance(row, segment.start, segment.end))
 
     def close(self) -> None:
         """Free the states."""
@@ -100,8 +111,11 @@ class RecurrentGroup:
             layer.free()
 
     def take_written(self) -> list[Any]:
-        """Return arrays that are there once all states of the last pass are."""
-        return [array for layer in self.layers for array in layer.take_written()]
+        """Return arrays that are there once all states of the last pass are: where these are written in place, the last
+        layer's, as they are computed from all others."""
+        taken = [layer.take_written() for layer in self.layers]
+        some = taken[-1:] if self.layers[-1].in_place else taken
+        return [array for written in some for array in written]
 
 
 def _parts(segment: RowSegment, marks: Sequence[int]) -> list[RowSegment]:

@@ -14,9 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ...cache.prefix_index import Match
+from ..recurrent.step import FRESH
 from .block_resources import BlockResources
-
-NO_SLOT = -1
 
 
 def _ignored(slot: int) -> None:
@@ -70,10 +69,10 @@ class SlotAllocator(BlockResources):
                 self._let_go(mine.states.pop(seen), last=seen in marks)
 
     def advance(self, mine: SlotTable, start: int, end: int) -> tuple[int, int]:
-        """Return the slot of the state after `start` tokens (NO_SLOT at the beginning), and one for that after `end`.
+        """Return the slot of the state after `start` tokens (FRESH at the beginning), and one for that after `end`.
         Raises MemoryError where none is left."""
         mine.states[end] = self._take()
-        return (mine.states[start] if start else NO_SLOT), mine.states[end]
+        return (mine.states[start] if start else FRESH), mine.states[end]
 
     def attach(self, mine: SlotTable, tokens: int, handle: int) -> None:
         """Attach the state after `tokens` tokens, if the sequence has it, to the block that ends there."""

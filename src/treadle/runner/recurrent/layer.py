@@ -174,6 +174,11 @@ class RecurrentLayer:
     def __setitem__(self, index: int, value: Any) -> None:
         """Drop a state: the slots have it."""
 
+    @property
+    def in_place(self) -> bool:
+        """Whether states are written in place, with the layer's outputs; else they are arrays of their own."""
+        return not self._arrays
+
     def take_written(self) -> list[Any]:
         """Return the arrays of the last pass that are there once its states are, and forget them."""
         return [array for entry in self.entries for array in entry.take_written()]

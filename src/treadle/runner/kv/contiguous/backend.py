@@ -24,17 +24,17 @@ from ...forward.segments import ForwardOutput, KvSequence, RowSegment
 from ...mlxlm import Selection
 from ...recurrent.operations import RecurrentOperations
 from ..backend import Clock, LeastMemory, Live, WarmLimits, WarmPass
+from ..block_resources import places_to_keep
 from ..cost import KvCost
 from ..lookahead import evaluation, lookahead
 from ..planned_attention import prefill_quantum, warm_passes
-from ..recurrent_group import ROW_SLOTS, RecurrentConfig, RecurrentGroup
+from ..recurrent_group import ROW_SLOTS, TEST_SLOTS, RecurrentConfig, RecurrentGroup, RecurrentRow
 from ..slot_allocator import SlotTable
 from .buffer import STEP, Buffer
 from .layer import ContiguousLayer, ContiguousPass, PlacedSegment
 
 PREFIX_BLOCK = 32
 """Tokens of a block that can be reused."""
-_TEST_SLOTS = 16
 
 
 class _State:
@@ -81,7 +81,7 @@ class ContiguousConfig:
         """Slots of recurrent states: those of running sequences, and as many for cached prefixes as a quarter of the
         budget holds, at most as many again."""
         assert self.recurrent is not None
-        own = ROW_SLOTS * self.max_running or _TEST_SLOTS
+        own = ROW_SLOTS * self.max_running or TEST_SLOTS
         return own + (min(own, self.budget // 4 // self.recurrent.slot_bytes) if self.budget else own)
 
     def least_memory(self, max_running: int) -> LeastMemory:
@@ -171,14 +171,9 @@ class ContiguousBackend:
         if found.tokens:
             self._copy_prefix(state, found)
         if self._recurrent is not None:
-            self._mark_places(self._index, state, sequence)
+            blocks = state.cached // PREFIX_BLOCK
+            state.marks = places_to_keep(self._index, sequence.salt, sequence.tokens, blocks)
         return found.tokens
-
-    def _mark_places(self, index: PrefixIndex, state: _State, sequence: KvSequence) -> None:
-        """Mark the places that other prompts may go on from, as blocks end there: that at which the sequence parts from
-        cached blocks, and the last one before its end."""
-        ends = len(index.find(sequence.salt, sequence.tokens).nodes), (len(sequence.tokens) - 1) // PREFIX_BLOCK
-        state.marks = [end * PREFIX_BLOCK for end in ends if end * PREFIX_BLOCK > state.cached]
 
     def _copy_prefix(self, state: _State, found: Match) -> None:
         sizes = [PREFIX_BLOCK] * len(found.nodes) + ([found.agree] if found.last is not None else [])
@@ -239,9 +234,8 @@ class ContiguousBackend:
         if self._recurrent is None:
             return self._run(segments, previous, hidden=hidden)
         states: list[_State] = [segment.sequence.kv for segment in segments]
-        for segment, state in zip(segments, states, strict=True):
-            self._recurrent.slots.leave_behind(state.slots, segment.start, state.committed, state.marks)
-        *first, last = self._recurrent.waves(segments, [state.marks for state in states])
+        rows = [RecurrentRow(state.slots, state.committed, state.marks) for state in states]
+        *first, last = self._recurrent.waves(segments, rows)
         for wave in first:
             self._evaluate(self._run(wave, None).arrays)
         return self._run(last, previous, hidden=hidden)

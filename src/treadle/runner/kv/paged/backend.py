@@ -27,7 +27,7 @@ from ...recurrent.kernels import RecurrentKernels
 from ...recurrent.layer import Recurrences
 from ..backend import Clock, Live, WarmLimits, WarmPass
 from ..prefix_view import PrefixView
-from ..recurrent_group import RecurrentGroup
+from ..recurrent_group import RecurrentGroup, RecurrentRow
 from .copies import PageCopies
 from .layer import PagedLayer
 from .memory import SLACK, LayerConfig, PagedMemory
@@ -205,10 +205,8 @@ class PagedBackend:
         if self._recurrent is None:
             return self._run(segments, previous, hidden=hidden)
         states: list[_State] = [segment.sequence.kv for segment in segments]
-        for segment, state in zip(segments, states, strict=True):
-            table = state.table
-            self._recurrent.slots.leave_behind(table.slots, segment.start, state.committed, table.marks)
-        *first, last = self._recurrent.waves(segments, [state.table.marks for state in states])
+        rows = [RecurrentRow(state.table.slots, state.committed, state.table.marks) for state in states]
+        *first, last = self._recurrent.waves(segments, rows)
         for wave in first:
             mx.async_eval(self._run(wave, None).arrays)  # type: ignore[no-untyped-call]
         return self._run(last, previous, hidden=hidden)

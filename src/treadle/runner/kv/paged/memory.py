@@ -8,13 +8,12 @@ from typing import NamedTuple, Self
 
 from ..backend import LeastMemory
 from ..cost import KvCost
-from ..recurrent_group import ROW_SLOTS, RecurrentConfig
+from ..recurrent_group import ROW_SLOTS, TEST_SLOTS, RecurrentConfig
 from .kernels import Kernels
 from .paged_pass import PAGE
 
 SLACK = PAGE
 """Tokens behind a window that are kept: a sequence may go back by so many."""
-_TEST_SLOTS = 16
 _LEAST_PAGES = 2
 """Pages that the smallest warm-up steps take: one for each of two sequences."""
 
@@ -45,7 +44,7 @@ class PagedMemory:
     step_tokens: int = field(default=0, kw_only=True)
     context: int = field(default=0, kw_only=True)
     recurrent: RecurrentConfig | None = field(default=None, kw_only=True)
-    slots: int = field(default=_TEST_SLOTS, kw_only=True)
+    slots: int = field(default=TEST_SLOTS, kw_only=True)
 
     @property
     def int8(self) -> bool:

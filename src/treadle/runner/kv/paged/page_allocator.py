@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from ....cache.prefix_index import Freed, Match, PrefixIndex
 from ....cache.prefix_node import Node
+from ..block_resources import places_to_keep
 from ..slot_allocator import SlotAllocator, SlotTable
 from .window_pages import WindowPages, WindowTable
 
@@ -130,11 +131,9 @@ class PageAllocator:
         return found
 
     def mark_places(self, mine: PageTable, tokens: Sequence[int]) -> None:
-        """Mark the places of a new sequence that other prompts may go on from, as blocks end there: that at which its
-        own parts from cached blocks, if these can't be reused up to there, and the last one before its end."""
+        """Mark the places of a new sequence that other prompts may go on from."""
         if self.index is not None and self._others:
-            parting = len(self.index.find(mine.salt, tokens).nodes)
-            mine.marks += [end * self.size for end in (parting, (len(tokens) - 1) // self.size) if end > mine.count]
+            mine.marks += places_to_keep(self.index, mine.salt, tokens, mine.count)
 
     def _reusable(self, found: Match) -> Match:
         """The part of a match that layers with windows and recurrent layers can reuse, too."""
