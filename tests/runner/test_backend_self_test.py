@@ -170,3 +170,26 @@ def test_made_up_keys_and_values_are_the_models_own_for_caches_that_hold_such() 
     assert keys.shape[2] == values.shape[2] == 100
     caches = judge.caches(beyond_window(108))
     assert {leaf.size() for leaf, kind in zip(judge.library.leaves(caches), kinds, strict=True) if kind} == {100}
+
+
+def test_made_up_keys_are_written_in_every_layer_before_the_trial_goes_on() -> None:
+    """No layer's are computed from another's, so a pass that waits for the last layer does not write them all."""
+    asked: list[int] = []
+
+    class Layer:
+        def __init__(self, number: int) -> None:
+            self.number = number
+
+        def update_and_fetch(self, keys: Any, values: Any) -> None:
+            assert keys.shape == values.shape == (4, 2, 1, 8)
+
+        @property
+        def written(self) -> Any:
+            asked.append(self.number)
+            return mx.array(0)
+
+    pair = mx.zeros((1, 2, 3, 8)), mx.zeros((1, 2, 3, 8))
+    stand_in = backend_self_test._Fillable(None)
+    stand_in.filling = Filling((pair, None, pair))
+    assert stand_in(mx.zeros((4, 1)), [Layer(0), [Layer(1), Layer(2)]]).shape == (4, 1, 1)
+    assert asked == [0, 2]

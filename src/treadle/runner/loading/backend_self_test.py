@@ -66,9 +66,14 @@ class _Fillable:
             return self._module(tokens, cache=cache)
         count = tokens.shape[0]
         leaves = [leaf for one in cache for leaf in (one if isinstance(one, list) else [one])]
-        for layer, pair in zip(leaves, self.filling.keys_and_values, strict=True):
-            if pair is not None:  # else a recurrent state, which begins behind the filling
-                layer.update_and_fetch(*(_as_batch(array, count) for array in pair))
+        filled = [
+            (leaf, pair)  # without recurrent states, which begin behind the filling
+            for leaf, pair in zip(leaves, self.filling.keys_and_values, strict=True)
+            if pair is not None
+        ]
+        for layer, pair in filled:
+            layer.update_and_fetch(*(_as_batch(array, count) for array in pair))
+        mx.eval([getattr(layer, "written", None) for layer, _ in filled])  # no layer's are computed from another's
         return mx.zeros((count, 1, 1))
 
 
