@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -12,7 +14,7 @@ from tests.runner.mutants import MUTANTS, WINDOW_MUTANTS, mutated
 from tests.runner.self_tests import contiguous, faults, make, runs_here
 from treadle.runner.kv.backend import Unsupported
 from treadle.runner.loading import backend_self_test
-from treadle.runner.loading.reference import TRIALS, Filling, Measured, Reference, beyond_window, verdict
+from treadle.runner.loading.reference import TRIALS, Filling, Found, Measured, Reference, Trial, beyond_window, verdict
 from treadle.runner.mlxlm import connect
 
 PLAIN = ["llama", "gemma3_text", "qwen3_moe"]
@@ -119,10 +121,10 @@ def test_the_limit_follows_the_models_own_noise(precision: str) -> None:
     noise = [float(np.median(judge.noise(trial))) for trial in TRIALS]
     for times, passes in ((1.0, True), (3.0, False)):
         found = [
-            (trial, logits + _errors(logits, times * size))
+            Found(trial, logits + _errors(logits, times * size))
             for trial, logits, size in zip(TRIALS, expected, noise, strict=True)
         ]
-        assert (judge.reason_against([_found(*pair) for pair in found]) == "") is passes
+        assert (judge.reason_against(found) == "") is passes
 
 
 def _errors(logits: Any, size: float) -> Any:
@@ -130,17 +132,11 @@ def _errors(logits: Any, size: float) -> Any:
     return errors / mx.mean(mx.abs(errors), axis=-1, keepdims=True) * mx.std(logits, axis=-1, keepdims=True) * size
 
 
-def _found(trial: Any, logits: Any) -> Any:
-    from treadle.runner.loading.reference import Found
-
-    return Found(trial, logits)
-
-
 def test_logits_of_another_shape_or_not_a_number_are_refused() -> None:
     judge = reference("llama")
     logits = judge.logits(TRIALS[1])
-    assert "shape" in judge.reason_against([_found(TRIALS[1], logits[:, :-1])])
-    assert "not a number of times" in judge.reason_against([_found(TRIALS[1], logits * float("nan"))])
+    assert "shape" in judge.reason_against([Found(TRIALS[1], logits[:, :-1])])
+    assert "not a number of times" in judge.reason_against([Found(TRIALS[1], logits * float("nan"))])
     assert judge.reason_against([]) == ""
 
 
@@ -149,7 +145,44 @@ def test_single_logits_may_be_another_experts_but_not_half_of_them() -> None:
     for swapped, passes in ((2, True), (4, False)):
         found = [np.full(6, 0.01, np.float32) for _ in range(5)]
         found[0][:swapped] = 0.5
-        assert (verdict([Measured(one, noise) for one in found], 2.0) == "") is passes
+        assert (verdict([[Measured(one, noise) for one in found]], 2.0) == "") is passes
+
+
+def test_where_rounding_swaps_experts_a_disagreement_is_judged_again_with_other_tokens() -> None:
+    """Swaps in half of the first sequences are no fault; what is wrong each time is one. A model whose noise has no
+    swaps gets no second trial."""
+    judge = reference("llama", "4 bits")
+
+    def compute(trials: Sequence[Trial], right: Sequence[Trial]) -> list[Found]:
+        rounds.append(trials)
+        sizes = [0.0 if trial in right else 0.5 for trial in trials]
+        return [
+            Found(trial, judge.logits(trial) + _errors(judge.logits(trial), size))
+            for trial, size in zip(trials, sizes, strict=True)
+        ]
+
+    def judged(*right: Trial) -> bool:
+        rounds.clear()
+        return judge.judge(TRIALS, partial(compute, right=right)) == ""
+
+    rounds: list[Sequence[Trial]] = []
+    others = [trial.other() for trial in TRIALS]
+    assert [trial.length for trial in others] == [trial.length for trial in TRIALS]
+    assert not set(others) & set(TRIALS)
+    assert judged(*TRIALS)
+    assert not judged(TRIALS[0], *others)
+    assert len(rounds) == 1
+    for trial in (*TRIALS, *others):
+        judge.noise(trial)[0, 0] *= 100
+    assert not judged(TRIALS[0])
+    assert len(rounds) == 2
+    assert not judged(*others)  # one sequence is wrong throughout
+    swapped = [mx.array(judge.logits(trial)) for trial in TRIALS[1:]]
+    for logits in swapped:
+        logits[0] = -logits[0]
+    first = [Found(TRIALS[0], judge.logits(TRIALS[0])), *map(Found, TRIALS[1:], swapped)]
+    assert judge.reason_against(first)
+    assert not judge.reason_against(first, compute(others, others))
 
 
 def test_a_fault_at_one_place_of_all_sequences_is_found() -> None:
@@ -157,7 +190,7 @@ def test_a_fault_at_one_place_of_all_sequences_is_found() -> None:
     found = [np.full(6, 0.01, np.float32) for _ in range(5)]
     for one in found:
         one[2] = 0.1
-    assert "10.0 times" in verdict([Measured(one, noise) for one in found], 2.0)
+    assert "10.0 times" in verdict([[Measured(one, noise) for one in found]], 2.0)
 
 
 def test_made_up_keys_and_values_are_the_models_own_for_caches_that_hold_such() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -34,9 +35,8 @@ def self_test(reference: Reference, config: KvConfig, trials: Sequence[Trial]) -
             if isinstance(config, PagedConfig) and config.decoder is not None:
                 config = dataclasses.replace(config, decoder=tested)
             backend = config.build(tested, live, time.monotonic)
-            found = _together(backend, live, tested, reference, trials)
+            reason = reference.judge(trials, partial(_together, backend, live, tested, reference))
             copies_pages = not isinstance(backend, PagedBackend) or backend.copies_pages()
-        reason = reference.reason_against(found)
     except FAULTS as error:
         raise SelfTestFailed(f"sequences in one pass failed ({type(error).__name__}: {error})") from error
     finally:
@@ -106,6 +106,9 @@ def _together(
         mx.eval(done.logits, done.arrays)
         for id_, (first, _) in done.places.items():
             parts[id_].append(done.logits[first : first + 1])
+    for row in rows:
+        backend.release(row)
+    live.clear()
     return [Found(trial, mx.concatenate(parts[row.id])) for row, trial in zip(rows, trials, strict=True)]
 
 

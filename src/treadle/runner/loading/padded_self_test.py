@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -30,10 +31,10 @@ def reason_not_batched(reference: Reference) -> str:
         return f"its caches can't be merged ({', '.join(kinds)})"
     try:
         with mlx_runtime("testing a batch"):
-            found = _batched(reference, [*trials, *TRIALS][: max(_LEAST_ROWS, len(trials))])
+            rows = [*trials, *TRIALS][: max(_LEAST_ROWS, len(trials))]
+            return reference.judge(rows, partial(_batched, reference))
     except FAULTS as error:
         return f"a batch of sequences failed ({type(error).__name__}: {error})"
-    return reference.reason_against(found)
 
 
 def _batched(reference: Reference, trials: Sequence[Trial]) -> list[Found]:
@@ -64,14 +65,18 @@ def shares_prefill(reference: Reference, pad_to: int = 1) -> bool:
     trials = [_two_chunks(first, second, seed) for seed, (first, second) in enumerate((lengths, lengths[::-1]))]
     try:
         with mlx_runtime("testing a shared pass"):
-            rows = [reference.library.new_caches(reference.module) for _ in trials]
-            for chunk in range(2):
-                chunks = [(trial.prompt[: trial.split], trial.prompt[trial.split :])[chunk] for trial in trials]
-                rows = together(reference.module, chunks, rows, pad_to=pad_to)
-            found = [_continued(reference, *pair) for pair in zip(trials, rows, strict=True)]
+            return not reference.judge(trials, partial(_sharing_passes, reference, pad_to))
     except FAULTS:
         return False
-    return not reference.reason_against(found)
+
+
+def _sharing_passes(reference: Reference, pad_to: int, trials: Sequence[Trial]) -> list[Found]:
+    """Both chunks of all trials' prompts in padded passes; each trial goes on alone."""
+    rows = [reference.library.new_caches(reference.module) for _ in trials]
+    for chunk in range(2):
+        chunks = [(trial.prompt[: trial.split], trial.prompt[trial.split :])[chunk] for trial in trials]
+        rows = together(reference.module, chunks, rows, pad_to=pad_to)
+    return [_continued(reference, *pair) for pair in zip(trials, rows, strict=True)]
 
 
 def _padding(reference: Reference) -> int:
