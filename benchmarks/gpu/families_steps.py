@@ -1,7 +1,7 @@
 """Decode steps, prompts and memory of many families on a GPU, beside mlx-lm's BatchGenerator and the floor.
 
     python benchmarks/gpu/families_steps.py [--family qwen3_moe ...] [--bits 16 4 mxfp4] [--rows 1 8 32] [--json OUT]
-        [--no-theirs] [--small]
+        [--no-theirs] [--small] [--jobs N]
 
 Each family has layers of its real sizes, but few of them (`family_shapes`), with random weights made in memory, and is
 loaded as `treadle serve` does, self-tests included. A decode step is the median of pipelined steps of both engines; a
@@ -9,7 +9,8 @@ prompt of 2,048 tokens is timed up to its first token, without cached prefixes. 
 to read at 4.3 TB/s: weights without the embedding table, of experts those that so many tokens touch on average, and
 keys, values and states. Peak memory is that of the largest batch.
 
-Each family runs in a process of its own, with a time limit: one that fails is reported, and the next one runs.
+Each family runs in a process of its own, with a time limit: one that fails is reported, and the next one runs. With
+`--jobs` several run at once: their times mean nothing, but faults show and kernels are compiled for a run that counts.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -279,6 +281,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="a file for the results")
     parser.add_argument("--no-theirs", action="store_true", help="leave BatchGenerator out")
     parser.add_argument("--small", action="store_true", help="see that it works, on a CPU")
+    parser.add_argument("--jobs", type=int, default=1, help="families at once")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
@@ -286,9 +289,10 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as folder:
         lines: list[dict[str, Any]] = []
-        for family in options.family:
-            results = Path(folder) / f"{family}.jsonl"
-            wrong = run_family(options, family, results)
+        files = [Path(folder) / f"{family}.jsonl" for family in options.family]
+        pool = ThreadPoolExecutor(options.jobs)
+        runs = pool.map(partial(run_family, options), options.family, files)
+        for family, results, wrong in zip(options.family, files, runs, strict=True):
             found = read(results)
             if wrong:
                 print(f"{family} FAILED: {wrong}", flush=True)
