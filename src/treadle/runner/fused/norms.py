@@ -54,7 +54,9 @@ class Norm:
             return cls(module)
         weight = (weight + kind.offset if kind.offset else weight).astype(dtype)
         bias = module.get("bias")
-        return cls(module, weight, None if bias is None else bias.astype(dtype), float(module.eps), kind.centered)
+        bias = None if bias is None else bias.astype(dtype)
+        mx.eval(weight, bias)  # not in each pass
+        return cls(module, weight, bias, float(module.eps), kind.centered)
 
     @property
     def known(self) -> bool:

@@ -33,8 +33,10 @@ class RoutedConvolution(nn.Conv1d):  # type: ignore[misc]
 
     def bind(self, slots: Convolution) -> None:
         """Compute from `slots` from now on."""
+        if getattr(self, "_slots", None) is None:  # once, as kernels would copy it at each launch
+            self.weight = mx.contiguous(self.weight)
+            mx.eval(self.weight)
         self._slots = slots
-        self.weight = mx.contiguous(self.weight)  # once, as kernels would copy it at each launch
 
     def __call__(self, x: Any) -> Any:
         slots = getattr(self, "_slots", None)
