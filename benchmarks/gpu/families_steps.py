@@ -4,18 +4,21 @@
         [--no-theirs] [--small] [--jobs N]
 
 Each family has layers of its real sizes, but few of them (`family_shapes`), with random weights made in memory, and is
-loaded as `treadle serve` does, self-tests included. A decode step is the median of pipelined steps of both engines; a
-prompt of 2,048 tokens is timed up to its first token, without cached prefixes. The floor is the bytes that a step has
-to read at 4.3 TB/s: weights without the embedding table, of experts those that so many tokens touch on average, and
-keys, values and states. Peak memory is that of the largest batch.
+loaded as `treadle serve` does, self-tests included. A decode step is the median of pipelined steps of both engines;
+beside it stands how long starting it holds up our host. A prompt of 2,048 tokens is timed up to its first token,
+without cached prefixes. The floor is the bytes that a step has to read at 4.3 TB/s: weights without the embedding
+table, of experts those that so many tokens touch on average, and keys, values and states. Peak memory is that of the
+largest batch.
 
 Each family runs in a process of its own, with a time limit: one that fails is reported, and the next one runs. With
-`--jobs` several run at once: their times mean nothing, but faults show and kernels are compiled for a run that counts.
+`--jobs` several are loaded at once, as most of that is the compilers' time on the host; only one is measured at a time,
+but others' self-tests may disturb it a little.
 """
 
 from __future__ import annotations
 
 import argparse
+import fcntl
 import json
 import statistics
 import subprocess
@@ -23,11 +26,12 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from unittest import mock
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -35,6 +39,7 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
 
 from benchmarks.gpu.family_shapes import SHAPES, config_of, share_of_experts  # noqa: E402
 
+T = TypeVar("T")
 BANDWIDTH = 4.3e12
 MODES = {"mxfp4": (4, 32), "mxfp8": (8, 32), "nvfp4": (4, 16)}
 """Bits and groups of ways to quantize that are not affine."""
@@ -92,7 +97,8 @@ def floor_ms(model: Any, config: dict[str, Any], rows: int, length: int) -> floa
     return total / BANDWIDTH * 1e3
 
 
-def our_step_ms(model: Any, rows: int, length: int) -> float:
+def our_step_ms(model: Any, rows: int, length: int) -> tuple[float, float]:
+    """Milliseconds of a step, and those that starting it takes the host."""
     from benchmarks.gpu.steps import Rows
 
     from treadle.runner.model_runner import ModelRunner
@@ -103,7 +109,7 @@ def our_step_ms(model: Any, rows: int, length: int) -> float:
     batch.run(max(batch.position) + STEPS)
     batch.release()
     runner._backend.close()
-    return batch.decode_ms()
+    return batch.decode_ms(), batch.host_ms()
 
 
 def our_prompt_s(model: Any, length: int) -> float:
@@ -160,8 +166,6 @@ def their_prompt_s(module: Any, length: int, vocabulary: int) -> float:
 
 def measure(options: argparse.Namespace, family: str, bits: str) -> dict[str, Any]:
     """Measure one family quantized to `bits`; print a line for each batch."""
-    import mlx.core as mx
-
     began = time.perf_counter()
     config = config_of(family, small=options.small)
     module, config = make(config, bits)
@@ -169,13 +173,33 @@ def measure(options: argparse.Namespace, family: str, bits: str) -> dict[str, An
     found: dict[str, Any] = {"family": family, "bits": bits, "path": model.compute.summary(), "steps": []}
     states = {status.name.value: f"{status.state.value}: {status.reason}" for status in model.compute.kernels}
     found["kernels"] = states
-    print(f"{family} {bits} bits: {found['path']}; loaded in {time.perf_counter() - began:.1f} s", flush=True)
-    print(f"  replaced layers: {states['replaced_layers']}", flush=True)
-    vocabulary, length = model.vocabulary, options.length
+    found["load_s"] = time.perf_counter() - began
+    with alone(options):
+        return measure_loaded(options, model, config, found)
+
+
+@contextmanager
+def alone(options: argparse.Namespace) -> Iterator[None]:
+    """Let no other family be measured inside the block."""
+    with (options.json.parent / "measuring").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def measure_loaded(
+    options: argparse.Namespace, model: Any, config: dict[str, Any], found: dict[str, Any]
+) -> dict[str, Any]:
+    """Add the steps, the prompt and the peaks of a loaded model to what was `found`."""
+    import mlx.core as mx
+
+    vocabulary, length, began = model.vocabulary, options.length, time.perf_counter()
+    print(f"{found['family']} {found['bits']} bits: {found['path']}; loaded in {found['load_s']:.1f} s", flush=True)
+    print(f"  replaced layers: {found['kernels']['replaced_layers']}", flush=True)
     for rows in options.rows:
         floor = floor_ms(model, config, rows, length)
-        ours, peak = _with_peak(partial(our_step_ms, model, rows, length))
-        line: dict[str, Any] = {"rows": rows, "ms": ours, "floor_ms": floor, "of_floor": floor / ours, "peak": peak}
+        (ours, host), peak = _with_peak(partial(our_step_ms, model, rows, length))
+        line: dict[str, Any] = {"rows": rows, "ms": ours, "host_ms": host, "floor_ms": floor, "of_floor": floor / ours}
+        line["peak"] = peak
         if not options.no_theirs:
             with model.layers.originals():
                 run = partial(their_step_ms, model.module, rows, length, vocabulary)
@@ -196,7 +220,7 @@ def measure(options: argparse.Namespace, family: str, bits: str) -> dict[str, An
     return found
 
 
-def _with_peak(run: Callable[[], float]) -> tuple[float, float]:
+def _with_peak(run: Callable[[], T]) -> tuple[T, float]:
     """What `run` returns, and the gigabytes at its peak."""
     import mlx.core as mx
 
@@ -209,7 +233,7 @@ def _shown(line: dict[str, Any]) -> str:
     theirs = f" / {line['theirs_ms']:.2f} = {line['ratio']:.2f}" if "ratio" in line else ""
     peaks = " / ".join(f"{line[name]:.1f}" for name in ("peak", "theirs_peak") if name in line)
     share = f"floor {line['floor_ms']:.3f} ms = {line['of_floor']:.0%}"
-    return f"  B = {line['rows']}: {line['ms']:.2f}{theirs} ms; {share}; peak {peaks} GB"
+    return f"  B = {line['rows']}: {line['ms']:.2f}{theirs} ms (host {line['host_ms']:.2f}); {share}; peak {peaks} GB"
 
 
 def child(options: argparse.Namespace) -> None:
@@ -281,7 +305,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="a file for the results")
     parser.add_argument("--no-theirs", action="store_true", help="leave BatchGenerator out")
     parser.add_argument("--small", action="store_true", help="see that it works, on a CPU")
-    parser.add_argument("--jobs", type=int, default=1, help="families at once")
+    parser.add_argument("--jobs", type=int, default=1, help="families that are loaded at once")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:

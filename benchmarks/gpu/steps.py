@@ -131,6 +131,7 @@ class Rows:
         self.chunk = chunk
         self.admitted = False
         self.seconds: list[float] = []
+        self.starting: list[float] = []
         self.whole: list[bool] = []
         self._last = 0.0
 
@@ -158,7 +159,9 @@ class Rows:
                 decode.append(DecodeRow(str(i), self.position[i]))
                 self.cached[i] += 1
                 self.position[i] += 1
+        began = time.perf_counter()
         self.runner.start(StepPlan(step=1, admit=admit, prefill=tuple(prefill), decode=tuple(decode)))
+        self.starting.append(time.perf_counter() - began)
         self.whole.append(not prefill and len(decode) == len(self.prompts))
         self.flying += 1
 
@@ -182,7 +185,14 @@ class Rows:
 
     def decode_ms(self) -> float:
         """Return the median of the steps in which all rows decode and no prompt is read, without the first four."""
-        whole = [seconds for seconds, whole in zip(self.seconds, self.whole, strict=True) if whole]
+        return self._median_ms(self.seconds)
+
+    def host_ms(self) -> float:
+        """Return the median time that starting such a step takes the host."""
+        return self._median_ms(self.starting)
+
+    def _median_ms(self, seconds: Sequence[float]) -> float:
+        whole = [one for one, whole in zip(seconds, self.whole, strict=True) if whole]
         return statistics.median(whole[4:]) * 1e3
 
     def release(self) -> None:
