@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -10,6 +11,7 @@ import mlx.core as mx
 import numpy as np
 
 from tests.support.cuda_launches import Launch
+from treadle.runner.fused.mixture_kernels import Choice, Score
 from treadle.runner.layers.grouped_product import Activation, Mode
 
 
@@ -80,7 +82,50 @@ def _activated(kind: Activation, gate: Any, up: Any) -> Any:
     return gate * up
 
 
+def _choose(launch: Launch) -> list[Any]:
+    """Choose each token's experts, the best ones first."""
+    t, logits = launch.template, _wide(launch, "logits")
+    bias, scales = launch.arrays["bias"], launch.arrays["scales"]
+    choice = Choice(
+        t["TOP"],
+        Score(t["SCORE"]),
+        bias if t["BIASED"] else None,
+        t["GROUPS"],
+        t["KEPT"],
+        scales=scales if t["SCALED"] else None,
+    )
+    keys = choice.kept_keys(logits)
+    chosen = np.argsort(-keys, axis=-1, kind="stable")[:, : t["TOP"]]
+    scores = np.take_along_axis(replace(choice, bias=None).keys(logits), chosen, axis=-1)
+    if choice.score is Score.CHOSEN_SOFTMAX:
+        scores = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        scores /= scores.sum(axis=-1, keepdims=True)
+    if t["NORMALIZED"]:
+        scores /= scores.sum(axis=-1, keepdims=True) + _number(t["EPSILON"])
+    scores = scores * _number(t["FACTOR"])
+    return [chosen, scores * _wide(launch, "scales")[chosen] if t["SCALED"] else scores]
+
+
+def _wide(launch: Launch, name: str) -> Any:
+    return np.array(launch.arrays[name].astype(mx.float32))
+
+
+def _number(bits: int) -> Any:
+    return np.int32(bits).view(np.float32)
+
+
+def _combine(launch: Launch) -> list[Any]:
+    """Add up experts' outputs, and those of shared experts."""
+    t, total = launch.template, (_wide(launch, "y") * _wide(launch, "weights")[..., None]).sum(axis=1)
+    if not t["SHARED"]:
+        return [total]
+    gate = 1 / (1 + np.exp(-_wide(launch, "gate"))) if t["GATED"] else 1
+    return [total + gate * _wide(launch, "shared")]
+
+
 EXPERT_LAUNCHES: dict[str, Callable[[Launch], list[Any]]] = {
+    "choose_experts": _choose,
+    "combine_experts": _combine,
     "route_experts": _route,
     "few_rows": _multiply,
     "many_rows": _multiply,

@@ -220,7 +220,7 @@ class _Reading:
         parallel = bool(getattr(layer, "use_parallel_residual", family.parallel))
         return _Layer(
             attention=self._attention(part(layer, family.attention), kernels, reasons),
-            mlp=self._mlp(layer, reasons),
+            mlp=self._mlp(layer, kernels.dtype, reasons),
             before_attention=norm(names.before_attention),
             before_mlp=norm(names.before_mlp),
             attention_added=Residual(norm(names.after_attention), self._multiplier, family.clipped),
@@ -236,7 +236,7 @@ class _Reading:
             reasons.append(str(error))
             return OwnAttention(module)
 
-    def _mlp(self, layer: Any, reasons: list[str]) -> Mlp:
+    def _mlp(self, layer: Any, dtype: Any, reasons: list[str]) -> Mlp:
         if getattr(layer, "per_layer_input_gate", None) is not None:
             raise NotImplementedError("layers with embeddings of their own")
         module, mlp = part(layer, self._family.mlp), None
@@ -245,7 +245,7 @@ class _Reading:
         except NotImplementedError as error:
             reasons.append(str(error))
         made = OwnMlp(module) if mlp is None else mlp
-        return MlpAndExperts(made, layer) if getattr(layer, "enable_moe", False) else made
+        return MlpAndExperts.of(made, layer, self._tools, dtype) if getattr(layer, "enable_moe", False) else made
 
 
 def _output_scale(layer: Any) -> float:

@@ -14,6 +14,7 @@ from ..kv.paged.paged_pass import PagedPass
 from .families import Family, part
 from .kernels import Activation, HeadNorms, Heads, LayerKernels
 from .merged_linear import MergedLinear, Tools, side_by_side
+from .mixture_kernels import UNIT, Choice, MixtureKernels, Score
 from .norms import Norm
 from .rotary import Rotary
 
@@ -162,17 +163,34 @@ class OwnMlp:
 
 @dataclass(frozen=True)
 class MlpAndExperts:
-    """Gemma 4's `mlp` beside its experts, which see the residual stream by a norm of their own; both are normalized
-    before they are added. `layer` has the experts."""
+    """Gemma 4's `mlp` beside its experts, which see the residual stream by norms of their own; both are normalized
+    before they are added. `layer` has the experts, and `router_norm` the norm of their router."""
 
     mlp: Mlp
     layer: Any
+    router_norm: Norm
+    choice: Choice
+    kernels: MixtureKernels
+
+    @classmethod
+    def of(cls, mlp: Mlp, layer: Any, tools: Tools, dtype: Any) -> MlpAndExperts:
+        """Read the mixture of a layer. Raises NotImplementedError for one that the kernels don't take."""
+        router = layer.router
+        scale = (router.scale * router._root_size).astype(dtype)
+        mx.eval(scale)
+        choice = Choice(router.config.top_k_experts, Score.CHOSEN_SOFTMAX, scales=router.per_expert_scale)
+        experts, outputs = router.per_expert_scale.size, layer.experts.switch_glu.down_proj.weight.shape[1]
+        if not choice.takes(experts) or outputs % UNIT:
+            raise NotImplementedError(f"{choice.top} of {experts} experts with {outputs} outputs")
+        norm = Norm(router, scale, eps=float(router.eps))
+        return cls(mlp, layer, norm, choice, MixtureKernels(tools.kernel))
 
     def __call__(self, y: Any, x: Any, computed: FusedPass) -> Any:
-        layer, x = self.layer, x[:, None]
-        indices, weights = layer.router(x)
-        experts = layer.experts(layer.pre_feedforward_layernorm_2(x), indices, weights)
-        beside = layer.post_feedforward_layernorm_2(experts)[:, 0]
+        layer = self.layer
+        logits = layer.router.proj(self.router_norm(x)[:, None])[:, 0]
+        chosen, weights = self.kernels.choose(logits, self.choice)
+        found = layer.experts.switch_glu(layer.pre_feedforward_layernorm_2(x)[:, None], chosen[:, None])[:, 0]
+        beside = layer.post_feedforward_layernorm_2(self.kernels.combine(found, weights))
         return layer.post_feedforward_layernorm_1(self.mlp(y, x, computed)) + beside
 
 

@@ -15,6 +15,7 @@ from . import dense_experts
 from .experts import ExpertMakers
 from .linear import LinearMakers
 from .linear_cpu import CpuLinearMakers
+from .mixtures import MixtureMakers
 from .replace import Makers, ReplacedLayers
 
 
@@ -29,12 +30,14 @@ class FasterLayers(ReplacedLayers):
     ) -> None:
         self._linear = LinearMakers(module, None if policy is KernelPolicy.OFF else kernel)
         none = device != "cuda" or policy is KernelPolicy.OFF
-        self._experts = ExpertMakers(mx.float32 if none else self._linear.dtype, None if none else kernel)
+        dtype = mx.float32 if none else self._linear.dtype
+        self._experts = ExpertMakers(dtype, None if none else kernel)
+        self._mixtures = MixtureMakers(dtype, None if none else kernel)
         super().__init__(module, self._makers_for(device))
 
     def _makers_for(self, device: str) -> Makers:
         if device == "cuda":
-            return {**self._linear.makers, **self._experts.makers}
+            return {**self._linear.makers, **self._experts.makers, **self._mixtures.makers}
         return {**CpuLinearMakers().makers, **dense_experts.makers()} if device == "cpu" else {}
 
     def restrict(self, modules: Sequence[Any] | None) -> None:

@@ -1,0 +1,66 @@
+"""The text of the kernels around a mixture's experts, against the reference on the host."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from tests.support.cuda import ReferenceKernel
+from tests.support.emulated import EmulatedKernel
+from treadle.runner.fused.mixture_kernels import Choice, MixtureKernels, Score
+
+EMULATED, REFERENCE = MixtureKernels(EmulatedKernel), MixtureKernels(ReferenceKernel)
+
+
+def normal(seed: int, *shape: int, dtype: Any = mx.float32) -> Any:
+    return mx.random.normal(shape, key=mx.random.key(seed)).astype(dtype)
+
+
+CHOICES = [
+    (128, Choice(8, Score.SOFTMAX, normalized=True), mx.bfloat16),
+    (60, Choice(4, Score.SOFTMAX), mx.float16),
+    (8, Choice(2, Score.CHOSEN_SOFTMAX), mx.bfloat16),
+    (128, Choice(8, Score.CHOSEN_SOFTMAX, scales=normal(7, 128, dtype=mx.bfloat16)), mx.bfloat16),
+    (256, Choice(8, Score.SIGMOID, normal(8, 256), 8, 4, True, 1e-20, 2.5), mx.float32),
+    (33, Choice(32, Score.SIGMOID, normal(9, 33, dtype=mx.bfloat16), normalized=True, epsilon=1e-6), mx.bfloat16),
+    (4, Choice(4, Score.SIGMOID, factor=1.5), mx.float16),
+]
+
+
+@pytest.mark.parametrize(("experts", "choice", "dtype"), CHOICES)
+def test_the_best_experts_are_chosen(experts: int, choice: Choice, dtype: Any) -> None:
+    for tokens in (1, 6):
+        logits = normal(tokens, tokens, experts, dtype=dtype)
+        chosen, weights = EMULATED.choose(logits, choice)
+        wanted, exact = REFERENCE.choose(logits, choice)
+        assert chosen.dtype == mx.uint32
+        ordered, order = (mx.argsort(one, axis=-1) for one in (chosen, wanted))
+        clear = np.array(choice.margins(np.array(logits.astype(mx.float32)))) > 1e-5
+        same = mx.take_along_axis(chosen, ordered, axis=-1) == mx.take_along_axis(wanted, order, axis=-1)
+        assert np.array(same.all(axis=-1))[clear].all()
+        assert clear.any()
+        found, want = (mx.take_along_axis(*pair, axis=-1) for pair in ((weights, ordered), (exact, order)))
+        assert (np.abs(np.array(found - want))[clear] < 1e-5).all()
+
+
+def test_among_equal_experts_the_first_are_chosen_and_what_is_not_a_number_stays_inside() -> None:
+    chosen, weights = EMULATED.choose(mx.zeros((1, 40)), Choice(3, Score.SOFTMAX), mx.bfloat16)
+    assert chosen.tolist() == [[0, 1, 2]]
+    assert weights.dtype == mx.bfloat16
+    chosen, _ = EMULATED.choose(mx.full((1, 40), float("nan")), Choice(3, Score.SIGMOID))
+    assert chosen.max().item() < 40
+
+
+@pytest.mark.parametrize("shared", ["", "shared", "gated"])
+@pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16])
+def test_outputs_are_weighted_and_added(shared: str, dtype: Any) -> None:
+    for tokens, top, width in ((1, 8, 2048), (5, 2, 72)):
+        y, weights = normal(1, tokens, top, width, dtype=dtype), mx.random.uniform(shape=(tokens, top))
+        others = [normal(2, tokens, width, dtype=dtype)] if shared else []
+        others += [normal(3, tokens, 1, dtype=dtype)] if shared == "gated" else []
+        found, wanted = (one.combine(y, weights, *others).astype(mx.float32) for one in (EMULATED, REFERENCE))
+        tolerance = 0.012 if dtype == mx.bfloat16 else 0.0015
+        assert (mx.abs(found - wanted).max() < tolerance * mx.abs(wanted).max()).item()
