@@ -11,6 +11,8 @@ import pytest
 
 from tests.runner.backends import Driven, segment
 from tests.runner.fused.families import FAMILIES, VOCABULARY, config_of, make
+from tests.support import architectures
+from tests.support.architectures import new_module
 from tests.support.cuda import ReferenceKernel, ReferenceKernels, failing
 from treadle.runner.fused import families
 from treadle.runner.fused.decoder import FusedDecoder
@@ -23,6 +25,7 @@ from treadle.runner.loading import candidates
 from treadle.runner.loading.backend_choice import Rejection
 from treadle.runner.loading.reference import Reference
 from treadle.runner.mlxlm import connect
+from treadle.runner.recurrent.operations import RecurrentOperations
 
 PROMPT = tuple((7 * i + i * i) % VOCABULARY for i in range(45))
 OWN = {
@@ -46,8 +49,10 @@ OWN = {
 def fused(module: Any, bits: int = 16) -> PagedConfig:
     """The paged backend with fused layers, not tested."""
     config = candidates.page_layers(connect(), module, bits, ReferenceKernels)
-    decoder = FusedDecoder(module, [layer.kernels for layer in config.layers], config.selection)
-    return replace(config, decoder=decoder, pages=16, keep_prefixes=False)
+    decoder = FusedDecoder(
+        module, [layer.kernels for layer in config.layers], config.selection, recurrent=config.recurrent
+    )
+    return replace(config, decoder=decoder, pages=16, keep_prefixes=False, recurrences=RecurrentOperations())
 
 
 def logits(config: PagedConfig, module: Any, size: int = 16) -> Any:
@@ -76,6 +81,34 @@ def test_the_logits_are_the_modules_own(name: str) -> None:
     assert differs(logits(fused(module), module), expected) < 2e-5
 
 
+HYBRIDS = {
+    "granitemoehybrid": "2 GraniteMoeHybridMamba2Mixer, 3 GraniteMoeHybridMoE",
+    "kimi_linear": "2 KimiDeltaAttention, 4 KimiSparseMoE, 2 KimiMLAAttention",
+    "lfm2": "2 ShortConv",
+    "lfm2_moe": "2 ShortConv, 2 Lfm2MoeSparseMoeBlock",
+    "nemotron_h": "2 NemotronHMamba2Mixer",
+    "qwen3_5": "3 GatedDeltaNet, 1 Qwen3NextAttention",
+    "qwen3_next": "3 Qwen3NextGatedDeltaNet, 4 Qwen3NextSparseMoeBlock, 1 Qwen3NextAttention",
+}
+"""Families with recurrent layers, and the parts of a model that stay its own."""
+
+
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_recurrent_layers_stay_the_modules_own_between_fused_ones(name: str) -> None:
+    module = new_module(architectures.config_of(name))
+    expected = own(module)
+    config = fused(module)
+    assert differs(logits(config, module), expected) < 1e-4
+    assert config.decoder is not None
+    assert config.decoder.own_parts == HYBRIDS[name]
+
+
+def test_layers_with_several_caches_are_not_fused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(families.FAMILIES, "falcon_h1", Family())
+    with pytest.raises(NotImplementedError, match="several caches"):
+        fused(new_module(architectures.config_of("falcon_h1")))
+
+
 @pytest.mark.parametrize("part", OWN)
 def test_what_is_not_known_stays_the_modules_own(part: str) -> None:
     family, count = OWN[part]
@@ -91,7 +124,7 @@ def test_gemma_4s_experts_are_beside_a_fused_mlp() -> None:
 
 
 def test_every_family_is_tried() -> None:
-    assert set(families.FAMILIES) == {name.split()[0] for name in FAMILIES}
+    assert set(families.FAMILIES) == {name.split()[0] for name in FAMILIES} | set(HYBRIDS)
 
 
 WRONG: dict[str, tuple[str, dict[str, Any]]] = {
@@ -144,7 +177,7 @@ def test_a_mixture_of_quantizations_keeps_what_agrees_together() -> None:
     expected = own(module)
     decoder = fused(module).decoder
     assert decoder is not None
-    attention: Any = decoder._layers[0].attention
+    attention: Any = decoder._steps[0].branch
     assert [product.way.bits for product in attention.qkv.products] == [4, 8]
     assert differs(logits(fused(module), module), expected) < 2e-5
 

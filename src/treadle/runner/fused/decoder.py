@@ -2,14 +2,14 @@
 
 It is made from mlx-lm's module: weights that are used together are concatenated once (q, k and v; gate and up), and the
 module's own layers become views of them, so that nothing is held twice and the module still works. Attention and MLPs
-with unknown parts, and mixtures of experts, stay the module's own, between norms of ours. The decoder is used only
-where a self-test gave the module's own logits.
+with unknown parts, recurrent mixers, and mixtures of experts stay the module's own, between norms of ours. The decoder
+is used only where a self-test gave the module's own logits.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,23 +19,16 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 
 from ...core.compute_path import KernelStatus
+from ..kv.layer_caches import LayerCaches
 from ..kv.paged.kernels import Kernels
 from ..kv.paged.layer import PagedLayer
 from ..kv.paged.paged_pass import PagedPass
+from ..kv.recurrent_group import RecurrentConfig
 from ..mlxlm import FETCHED, Selection
 from .families import Family, family_of, part
 from .kernels import LayerKernels, Residual, Table
-from .layer import (
-    Attention,
-    FusedAttention,
-    FusedMlp,
-    FusedPass,
-    Mlp,
-    MlpAndExperts,
-    OwnAttention,
-    OwnMlp,
-)
-from .merged_linear import MergedLinear, Tools, merge_linears, quantized_linear
+from .layer import Branch, FusedAttention, FusedMlp, FusedPass, MlpAndExperts, OwnMixer, OwnMlp, Sum
+from .merged_linear import Tools, merge_linears, quantized_linear
 from .norms import Norm
 from .quantization import Quantization
 from .rotary import Rotary
@@ -43,39 +36,21 @@ from .workspace import LaunchOrder
 
 
 @dataclass(frozen=True)
-class _Layer:
-    """A layer's branches, their norms, and how they are added. `reasons` are those against fused branches."""
+class _Step:
+    """A branch of a layer, of the residual stream by the norm `before`, and how it is added to that. `place` is the
+    index of its cache among the model's, if it has one. A branch `beside` it is added with it: of the same input, or by
+    a norm of its own."""
 
-    attention: Attention
-    mlp: Mlp
-    before_attention: Norm | None
-    before_mlp: Norm | None
-    attention_added: Residual
-    mlp_added: Residual
-    parallel: bool
-    reasons: tuple[str, ...] = ()
-
-    @property
-    def products(self) -> Iterator[MergedLinear]:
-        """The layer's matrix products."""
-        mlp = self.mlp.mlp if isinstance(self.mlp, MlpAndExperts) else self.mlp
-        if isinstance(self.attention, FusedAttention):
-            yield from (*self.attention.qkv.products, *self.attention.out.products)
-        if isinstance(mlp, FusedMlp):
-            yield from (*mlp.inputs.products, *mlp.down.products)
+    branch: Branch
+    before: Norm | None
+    added: Residual
+    place: int | None = None
+    beside: Branch | None = None
+    beside_before: Norm | None = None
 
     @property
-    def rotary(self) -> Rotary | None:
-        return self.attention.rotary if isinstance(self.attention, FusedAttention) else None
-
-    @property
-    def own_modules(self) -> Iterator[Any]:
-        """Modules of mlx-lm that compute branches."""
-        mlp = self.mlp
-        if isinstance(mlp, MlpAndExperts):
-            yield from (mlp.layer.router, mlp.layer.experts)
-            mlp = mlp.mlp
-        yield from (one.module for one in (self.attention, mlp) if isinstance(one, (OwnAttention, OwnMlp)))
+    def branches(self) -> Sequence[Branch]:
+        return [self.branch] if self.beside is None else [self.branch, self.beside]
 
 
 class FusedDecoder:
@@ -91,13 +66,15 @@ class FusedDecoder:
         kernels: Sequence[Kernels],
         selection: Selection | None,
         traced: Callable[[], AbstractContextManager[None]] = nullcontext,
+        recurrent: RecurrentConfig | None = None,
     ) -> None:
         model, family = family_of(module)
         if selection is None:
             raise NotImplementedError("its last norm is not known")
         inner, dtype = part(model, family.decoder), kernels[0].dtype
         layers = part(inner, family.layers)
-        if len(layers) != len(kernels):
+        caches = _caches(kernels, recurrent)
+        if len(caches) != sum(map(family.cached, layers)):
             raise NotImplementedError("layers that share keys and values")
         self.family = type(model).__module__.rpartition(".")[2]
         self._compile = kernels[0].compile
@@ -112,16 +89,17 @@ class FusedDecoder:
             tools = replace(tools, order=LaunchOrder(dtype))
         self._order = tools.order
         reading = _Reading(model, family, tools)
-        self._layers = _shared_rotations([reading.layer(*pair) for pair in zip(layers, kernels, strict=True)])
-        if not any(True for layer in self._layers for _ in layer.products):
-            raise NotImplementedError(", ".join(dict.fromkeys(self._layers[0].reasons)))
-        self._rotations = {id(one): one for one in (layer.rotary for layer in self._layers) if one is not None}
+        self._steps = _shared_rotations([step for layer in layers for step in reading.steps(layer, caches)])
+        branches = [branch for step in self._steps for branch in step.branches]
+        rotations = [branch.rotary for branch in branches if isinstance(branch, FusedAttention)]
+        self._rotations = {id(one): one for one in rotations if one is not None}
         self._query_scale = None if family.query_scale is None else (model, family.query_scale)
         self._head = _head(model, family, embedding, tools)
-        self.own_modules = [one for layer in self._layers for one in layer.own_modules]
+        self.own_modules = [one for branch in branches for one in branch.own_modules]
         self.product_kernels: list[KernelStatus] = tools.statuses(
-            [product for layer in self._layers for product in layer.products]
+            [product for branch in branches for product in branch.products]
         )
+        self._caches: LayerCaches | None = None
 
     @property
     def own_parts(self) -> str:
@@ -129,19 +107,23 @@ class FusedDecoder:
         names = Counter(type(module).__name__ for module in self.own_modules)
         return ", ".join(f"{count} {name}" for name, count in names.items())
 
-    def __call__(self, tokens: Any, cache: Sequence[PagedLayer]) -> Any:
-        """Logits (N, 1, V) of the selected `tokens` (T, 1)."""
-        step, rows = cache[0].step, self._selection.rows
-        kinds = {layer.kind for layer in cache}
+    def __call__(self, tokens: Any, cache: Sequence[Any]) -> Any:
+        """Logits (N, 1, V) of the selected `tokens` (T, 1), with the model's caches."""
+        if self._caches is None or self._caches.arrangement is not cache:
+            self._caches = LayerCaches.of(cache)
+        caches = self._caches
+        step, rows = caches.step, self._selection.rows
+        kinds = {layer.kind for layer in caches.paged}
         shapes, arrays = step.inputs(kinds)
-        quantized = cache[0].pool.scales is not None
+        quantized = caches.paged[0].pool.scales is not None
         if quantized and step.decode_tokens < step.count:  # memory that grows can't be a part of a program
             logits, states = self._pass(tokens, rows, step, cache)
-            return self._kept(logits, states, cache[-1])
-        key = (shapes, None if rows is None else rows.shape)
-        program = step.compiled.get(key, lambda: self._compile(self._program(cache, step.template(kinds))))
-        logits, states = program(tokens, rows, arrays)
-        return self._kept(logits, states, cache[-1])
+            return self._kept(logits, states, caches.paged[-1])
+        slots = caches.slots
+        key = (shapes, None if rows is None else rows.shape, *(array.shape for array in slots))
+        program = step.compiled.get(key, lambda: self._compile(self._program(caches, step.template(kinds))))
+        logits, states = program(tokens, rows, [*slots, *arrays])
+        return self._kept(logits, states, caches.paged[-1])
 
     def _kept(self, logits: Any, states: Any, last: PagedLayer) -> Any:
         """Return `logits`. The hidden `states` (T, D) of all tokens show when keys and values are written."""
@@ -150,34 +132,33 @@ class FusedDecoder:
             self._selection.states.append(states[self._selection.keep])
         return logits
 
-    def _program(self, cache: Sequence[PagedLayer], template: PagedPass) -> Callable[..., Any]:
+    def _program(self, caches: LayerCaches, template: PagedPass) -> Callable[..., Any]:
         """The pass as a function of its arrays, to be compiled: that takes a tenth of the host's time. Passes come in
         few shapes, also of arrays that grow with the sequences' lengths."""
 
         def program(tokens: Any, rows: Any | None, arrays: Sequence[Any]) -> tuple[Any, Any]:
-            with self._traced():
-                return self._pass(tokens, rows, template.filled(arrays), cache)
+            count = len(caches.slots)
+            with caches.tracing(arrays[:count]), self._traced():
+                return self._pass(tokens, rows, template.filled(arrays[count:]), caches.arrangement)
 
         return program
 
-    def _pass(self, tokens: Any, rows: Any | None, step: PagedPass, cache: Sequence[PagedLayer]) -> tuple[Any, Any]:
+    def _pass(self, tokens: Any, rows: Any | None, step: PagedPass, cache: Sequence[Any]) -> tuple[Any, Any]:
         """Logits of the tokens at `rows`, or of all, and the hidden states (T, D) of all tokens, computed from all keys
-        and values."""
+        and values, and from all recurrent states."""
         self._restart()
-        kernels, layers = self._layer_kernels, self._layers
-        computed = self._begun(step)
+        kernels, computed = self._layer_kernels, self._begun(step)
         x = y = self._embed(tokens.reshape(-1))
-        if layers[0].before_attention is not None:
-            y = layers[0].before_attention(x)
-        norms = [*(layer.before_attention for layer in layers[1:]), self._norm]
-        for layer, pages, norm in zip(layers, cache, norms, strict=True):
-            branch = layer.attention(y, pages, computed)
-            if layer.parallel:
-                y = y if layer.before_mlp is None else layer.before_mlp(x)
-                x, y = kernels.add_norm(x, branch, norm, layer.mlp_added, layer.mlp(y, x, computed))
-                continue
-            x, y = kernels.add_norm(x, branch, layer.before_mlp, layer.attention_added)
-            x, y = kernels.add_norm(x, layer.mlp(y, x, computed), norm, layer.mlp_added)
+        if self._steps[0].before is not None:
+            y = self._steps[0].before(x)
+        norms = [*(one.before for one in self._steps[1:]), self._norm]
+        for one, norm in zip(self._steps, norms, strict=True):
+            own = None if one.place is None else cache[one.place]
+            branch, beside = one.branch(y, x, own, computed), None
+            if one.beside is not None:
+                y = y if one.beside_before is None else one.beside_before(x)
+                beside = one.beside(y, x, None, computed)
+            x, y = kernels.add_norm(x, branch, norm, one.added, beside)
         logits = self._head(y if rows is None else y[rows])[:, None]
         self._restart()
         FETCHED.clear()
@@ -209,43 +190,72 @@ class _Reading:
         self._family = family
         self._tools = tools
         self._multiplier = family.residual_scale(model)
+        self._dtype = tools.dtype
+        self._place = 0
 
-    def layer(self, layer: Any, kernels: Kernels) -> _Layer:
-        """The layer, made from mlx-lm's `layer`, over pages that `kernels` read."""
-        family, names, reasons = self._family, self._family.norms, list[str]()
+    def steps(self, layer: Any, caches: Sequence[Kernels | None]) -> list[_Step]:
+        """The branches of mlx-lm's `layer`, the next one of those that are read in turn. `caches` has the kernels of
+        each cache of the model that has pages."""
+        family, names = self._family, self._family.norms
+        mixer = self._mixer(layer, caches) if family.cached(layer) else None
+        mlp = None if family.single and mixer is not None else self._mlp(layer)
+        place = None if mixer is None else self._place - 1
 
         def norm(name: str | None) -> Norm | None:
-            return None if name is None else Norm.of(part(layer, name), kernels.dtype)
+            return None if name is None else Norm.of(part(layer, name), self._dtype)
 
-        parallel = bool(getattr(layer, "use_parallel_residual", family.parallel))
-        return _Layer(
-            attention=self._attention(part(layer, family.attention), kernels, reasons),
-            mlp=self._mlp(layer, kernels.dtype, reasons),
-            before_attention=norm(names.before_attention),
-            before_mlp=norm(names.before_mlp),
-            attention_added=Residual(norm(names.after_attention), self._multiplier, family.clipped),
-            mlp_added=Residual(norm(names.after_mlp), self._multiplier, family.clipped, _output_scale(layer)),
-            parallel=parallel,
-            reasons=tuple(reasons),
+        def added(name: str | None, output: float = 1.0) -> Residual:
+            return Residual(norm(name), self._multiplier, family.clipped, output)
+
+        if mixer is not None and mlp is not None and getattr(layer, "use_parallel_residual", family.parallel):
+            before = norm(names.before_attention), norm(names.before_mlp)
+            return [_Step(mixer, before[0], added(names.after_mlp), place, mlp, before[1])]
+        steps = (
+            [] if mixer is None else [_Step(mixer, norm(names.before_attention), added(names.after_attention), place)]
         )
+        if mlp is not None:
+            steps.append(_Step(mlp, norm(names.before_mlp), added(names.after_mlp, _output_scale(layer))))
+        return steps
 
-    def _attention(self, module: Any, kernels: Kernels, reasons: list[str]) -> Attention:
+    def _mixer(self, layer: Any, caches: Sequence[Kernels | None]) -> Branch:
+        family, kernels = self._family, caches[self._place]
+        self._place += 1
+        name = next((name for name in family.mixers if name in layer), family.attention)
+        module = part(layer, name)
+        if kernels is None:
+            return OwnMixer(module)
         try:
-            return FusedAttention.of(module, self._family, kernels, self._tools)
-        except NotImplementedError as error:
-            reasons.append(str(error))
-            return OwnAttention(module)
+            return FusedAttention.of(module, family, kernels, self._tools)
+        except NotImplementedError:
+            return OwnMixer(module)
 
-    def _mlp(self, layer: Any, dtype: Any, reasons: list[str]) -> Mlp:
+    def _mlp(self, layer: Any) -> Branch:
         if getattr(layer, "per_layer_input_gate", None) is not None:
             raise NotImplementedError("layers with embeddings of their own")
-        module, mlp = part(layer, self._family.mlp), None
+        family = self._family
+        if family.shared_mlp is not None and family.shared_mlp[0] in layer:
+            name, *names = family.shared_mlp
+            return Sum([OwnMlp(part(layer, family.experts)), self._fused_mlp(part(layer, name), names)])
+        made = self._fused_mlp(part(layer, family.mlp))
+        if getattr(layer, "enable_moe", False):
+            return MlpAndExperts.of(made, layer, self._tools, self._dtype)
+        return made
+
+    def _fused_mlp(self, module: Any, names: Sequence[str] = ()) -> Branch:
         try:
-            mlp = FusedMlp.of(module, self._family, self._tools)
-        except NotImplementedError as error:
-            reasons.append(str(error))
-        made = OwnMlp(module) if mlp is None else mlp
-        return MlpAndExperts.of(made, layer, self._tools, dtype) if getattr(layer, "enable_moe", False) else made
+            return FusedMlp.of(module, self._family, self._tools, names)
+        except NotImplementedError:
+            return OwnMlp(module)
+
+
+def _caches(kernels: Sequence[Kernels], recurrent: RecurrentConfig | None) -> list[Kernels | None]:
+    """The kernels of each of a model's caches, None for those of recurrent layers."""
+    if recurrent is None:
+        return list(kernels)
+    if any(recurrent.lists):
+        raise NotImplementedError("layers with several caches")
+    rest = iter(kernels)
+    return [next(rest) if states is None else None for states in recurrent.states]
 
 
 def _output_scale(layer: Any) -> float:
@@ -266,18 +276,18 @@ def _ways(layers: Sequence[Any]) -> int:
     return len(ways) + any(type(module) is nn.Linear for module in modules)
 
 
-def _shared_rotations(layers: list[_Layer]) -> list[_Layer]:
-    """The layers, with one rotation for all that are equal."""
+def _shared_rotations(steps: list[_Step]) -> list[_Step]:
+    """The steps, with one rotation for all that are equal."""
     known: list[Rotary] = []
     shared = []
-    for layer in layers:
-        attention = layer.attention
+    for step in steps:
+        attention = step.branch
         if isinstance(attention, FusedAttention) and (rotary := attention.rotary) is not None:
             same = next((one for one in known if one.interleaved == rotary.interleaved and one.equals(rotary)), None)
             if same is None:
                 known.append(rotary)
-            layer = replace(layer, attention=replace(attention, rotary=same or rotary))
-        shared.append(layer)
+            step = replace(step, branch=replace(attention, rotary=same or rotary))
+        shared.append(step)
     return shared
 
 

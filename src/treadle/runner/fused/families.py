@@ -37,6 +37,10 @@ class Family:
     the only one. With `parallel` layers the MLP sees what attention does, and both are added; without a norm of its own
     it shares attention's.
 
+    `mixers` are names of recurrent layers where these are not those of attention. Layers for which `cached` is false
+    have no cache, and only an MLP; of `single` ones those with a cache have no MLP. Beside `experts` there may be a
+    `shared_mlp`: its name, those of its inputs, and of its way down; without it the layer has the usual MLP.
+
     Functions get mlx-lm's model: of the `embedding_scale`, the multiplier of branches (`residual_scale`), `logit_scale`
     and `logit_cap` (0: none). `rotates` gets an attention module. `query_scale` gets the model and positions (T,), and
     returns factors (T,) of queries.
@@ -59,12 +63,17 @@ class Family:
     norms: Norms = Norms()
     parallel: bool = False
     clipped: bool = False
-    rotates: Callable[[Any], bool] = lambda attention: "rope" in attention and getattr(attention, "use_rope", True)
+    rotates: Callable[[Any], bool] = lambda attention: _has_rope(attention) and getattr(attention, "use_rope", True)
     embedding_scale: Callable[[Any], float] = lambda model: 1.0
     residual_scale: Callable[[Any], float] = lambda model: 1.0
     logit_scale: Callable[[Any], float] = lambda model: 1.0
     logit_cap: Callable[[Any], float] = lambda model: 0.0
     query_scale: Callable[[Any, Any], Any] | None = None
+    mixers: tuple[str, ...] = ()
+    cached: Callable[[Any], bool] = lambda layer: True
+    single: bool = False
+    experts: str = "block_sparse_moe"
+    shared_mlp: tuple[str, ...] | None = None
 
 
 def _minicpm_residual(model: Any) -> float:
@@ -86,6 +95,10 @@ def _ministral3_queries(model: Any, positions: Any) -> Any:
     return 1 + rope["llama_4_scaling_beta"] * mx.log(1 + periods)
 
 
+def _has_rope(attention: Any) -> bool:
+    return attention.get("rope") is not None
+
+
 _AFTER = Norms(None, "post_attention_layernorm", None, "post_feedforward_layernorm")
 _SANDWICH = Norms(
     "input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"
@@ -103,6 +116,14 @@ _COHERE = Family(
     norms=Norms(before_mlp=None), parallel=True, logit_scale=lambda model: float(model.model.args.logit_scale)
 )
 _MERGED = Family(inputs=("gate_up_proj",))
+_LFM2 = Family(
+    last_norm="embedding_norm",
+    output="out_proj",
+    head_norms=("q_layernorm", "k_layernorm"),
+    mlp="feed_forward",
+    norms=Norms("operator_norm", None, "ffn_norm"),
+    mixers=("conv",),
+)
 _OWN_ATTENTION = Family(projections=())
 
 FAMILIES: dict[str, Family] = {
@@ -148,6 +169,9 @@ FAMILIES: dict[str, Family] = {
     ),
     "granite": _GRANITE,
     "granitemoe": replace(_GRANITE, mlp="block_sparse_moe"),
+    "granitemoehybrid": replace(
+        _GRANITE, mixers=("mamba",), shared_mlp=("shared_mlp", "input_linear", "output_linear")
+    ),
     "hunyuan_v1_dense": _OWN_ATTENTION,
     "internlm2": Family(
         embedding="tok_embeddings",
@@ -159,6 +183,9 @@ FAMILIES: dict[str, Family] = {
         down="w2",
         norms=Norms("attention_norm", None, "ffn_norm"),
     ),
+    "kimi_linear": _LLAMA,
+    "lfm2": replace(_LFM2, inputs=("w1", "w3"), down="w2"),
+    "lfm2_moe": _LFM2,
     "minicpm": Family(
         embedding_scale=lambda model: float(model.args.scale_emb),
         residual_scale=_minicpm_residual,
@@ -166,6 +193,19 @@ FAMILIES: dict[str, Family] = {
     ),
     "ministral3": Family(query_scale=_ministral3_queries),
     "nemotron": Family(inputs=("up_proj",), gated=False, activation=Activation.RELU_SQUARED),
+    "nemotron_h": Family(
+        decoder="backbone",
+        embedding="embeddings",
+        last_norm="norm_f",
+        attention="mixer",
+        mlp="mixer",
+        inputs=("up_proj",),
+        gated=False,
+        activation=Activation.RELU_SQUARED,
+        norms=Norms("norm", None, "norm"),
+        cached=lambda layer: layer.block_type in "M*",
+        single=True,
+    ),
     "phi": Family(
         last_norm="final_layernorm",
         output="dense",
@@ -177,6 +217,7 @@ FAMILIES: dict[str, Family] = {
         parallel=True,
     ),
     "phi3": replace(_MERGED, projections=("qkv_proj",)),
+    **dict.fromkeys(("qwen3_next", "qwen3_5"), replace(_OWN_ATTENTION, mixers=("linear_attn",))),
     "starcoder2": Family(inputs=("c_fc",), down="c_proj", gated=False, activation=Activation.GELU),
 }
 """By the name of mlx-lm's module of the model."""
@@ -185,10 +226,11 @@ FAMILIES: dict[str, Family] = {
 def family_of(model: Any) -> tuple[Any, Family]:
     """The text model inside `model`, and its family. Raises NotImplementedError where it is not known."""
     text = model
-    while (found := FAMILIES.get(type(text).__module__.removeprefix(_PACKAGE))) is None:
-        if not hasattr(text, "language_model"):
-            raise NotImplementedError(f"there is no fused decoder for {type(model).__module__}")
+    while hasattr(text, "language_model"):
         text = text.language_model
+    found = FAMILIES.get(type(text).__module__.removeprefix(_PACKAGE))
+    if found is None:
+        raise NotImplementedError(f"there is no fused decoder for {type(model).__module__}")
     return text, found
 
 

@@ -30,18 +30,19 @@ class FusedPass:
     query_scale: Any | None = None
 
 
-class Attention(Protocol):
-    """Attention of a layer."""
+class Branch(Protocol):
+    """A branch of a layer: attention or another mixer, or an MLP. Its `products` are fused; `own_modules` are parts
+    that mlx-lm computes."""
 
-    def __call__(self, y: Any, pages: PagedLayer, computed: FusedPass) -> Any:
-        """The branch (T, W) for its normalized input `y` (T, W), over the layer's `pages`."""
+    @property
+    def products(self) -> Sequence[MergedLinear]: ...
 
+    @property
+    def own_modules(self) -> Sequence[Any]: ...
 
-class Mlp(Protocol):
-    """MLP of a layer, or mixture of experts."""
-
-    def __call__(self, y: Any, x: Any, computed: FusedPass) -> Any:
-        """The branch (T, W) for its normalized input `y` (T, W); `x` is the residual stream."""
+    def __call__(self, y: Any, x: Any, cache: Any, computed: FusedPass) -> Any:
+        """The branch (T, W) for its normalized input `y` (T, W), where `x` (T, W) is the residual stream. `cache` is
+        the layer's own."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,7 @@ class FusedAttention:
     rotary: Rotary | None
     scale: float
     sinks: Any | None = None
+    own_modules: Sequence[Any] = ()
 
     @classmethod
     def of(cls, module: Any, family: Family, kernels: Kernels, tools: Tools) -> FusedAttention:
@@ -101,7 +103,12 @@ class FusedAttention:
         out = JoinedLinear.of([getattr(module, family.output)], tools)
         return cls(qkv, out, heads, norms, rotary, scale, module.get("sinks"))
 
-    def __call__(self, y: Any, pages: PagedLayer, computed: FusedPass) -> Any:
+    @property
+    def products(self) -> Sequence[MergedLinear]:
+        return [*self.qkv.products, *self.out.products]
+
+    def __call__(self, y: Any, x: Any, cache: Any, computed: FusedPass) -> Any:
+        pages: PagedLayer = cache
         step, rotary = computed.step, self.rotary
         slots = step.tables[pages.kind.table].slots
         cos_sin = None if rotary is None else computed.cos_sin[id(rotary)]
@@ -116,13 +123,19 @@ class FusedAttention:
 
 
 @dataclass(frozen=True)
-class OwnAttention:
-    """Attention by mlx-lm's `module`."""
+class OwnMixer:
+    """Attention, or a recurrent mixer, by mlx-lm's `module`."""
 
     module: Any
+    products: Sequence[MergedLinear] = ()
 
-    def __call__(self, y: Any, pages: PagedLayer, computed: FusedPass) -> Any:
-        cache = PagedLayer(pages.kind, pages.kernels, pages.pool, computed.step)
+    @property
+    def own_modules(self) -> Sequence[Any]:
+        return [self.module]
+
+    def __call__(self, y: Any, x: Any, cache: Any, computed: FusedPass) -> Any:
+        if isinstance(cache, PagedLayer):
+            cache = PagedLayer(cache.kind, cache.kernels, cache.pool, computed.step)
         return self.module(y[:, None], mask=None, cache=cache)[:, 0]
 
 
@@ -134,20 +147,27 @@ class FusedMlp:
     down: JoinedLinear
     activation: Activation
     gated: bool
+    own_modules: Sequence[Any] = ()
 
     @classmethod
-    def of(cls, module: Any, family: Family, tools: Tools) -> FusedMlp:
-        """The MLP of a module. Raises NotImplementedError where a part of it is not known, as with experts."""
-        _check_parts(module, {*family.inputs, family.down})
-        layers = [module.get(name) for name in (*family.inputs, family.down)]
+    def of(cls, module: Any, family: Family, tools: Tools, names: Sequence[str] = ()) -> FusedMlp:
+        """The MLP of a module, whose inputs and way down have other `names` than the family's, if any. Raises
+        NotImplementedError where a part of it is not known, as with experts."""
+        names = names or (*family.inputs, family.down)
+        _check_parts(module, set(names))
+        layers = [module.get(name) for name in names]
         if None in layers:
-            raise NotImplementedError(f"an MLP without {', '.join((*family.inputs, family.down))}")
+            raise NotImplementedError(f"an MLP without {', '.join(names)}")
         inputs, down = JoinedLinear.of(layers[:-1], tools), JoinedLinear.of(layers[-1:], tools)
         if inputs.outputs % (16 if family.gated else 8):
             raise NotImplementedError(f"an MLP with {inputs.outputs} inner dimensions")
         return cls(inputs, down, family.activation, family.gated)
 
-    def __call__(self, y: Any, x: Any, computed: FusedPass) -> Any:
+    @property
+    def products(self) -> Sequence[MergedLinear]:
+        return [*self.inputs.products, *self.down.products]
+
+    def __call__(self, y: Any, x: Any, cache: Any, computed: FusedPass) -> Any:
         return self.down(computed.kernels.activate(self.inputs(y), self.activation, gated=self.gated))
 
 
@@ -156,9 +176,33 @@ class OwnMlp:
     """An MLP, or a mixture of experts, by mlx-lm's `module`."""
 
     module: Any
+    products: Sequence[MergedLinear] = ()
 
-    def __call__(self, y: Any, x: Any, computed: FusedPass) -> Any:
+    @property
+    def own_modules(self) -> Sequence[Any]:
+        return [self.module]
+
+    def __call__(self, y: Any, x: Any, cache: Any, computed: FusedPass) -> Any:
         return self.module(y[:, None])[:, 0]
+
+
+@dataclass(frozen=True)
+class Sum:
+    """The sum of branches with the same input."""
+
+    parts: Sequence[Branch]
+
+    @property
+    def products(self) -> Sequence[MergedLinear]:
+        return [product for part in self.parts for product in part.products]
+
+    @property
+    def own_modules(self) -> Sequence[Any]:
+        return [module for part in self.parts for module in part.own_modules]
+
+    def __call__(self, y: Any, x: Any, cache: Any, computed: FusedPass) -> Any:
+        first, *rest = (part(y, x, cache, computed) for part in self.parts)
+        return sum(rest, first)
 
 
 @dataclass(frozen=True)
@@ -166,14 +210,14 @@ class MlpAndExperts:
     """Gemma 4's `mlp` beside its experts, which see the residual stream by norms of their own; both are normalized
     before they are added. `layer` has the experts, and `router_norm` the norm of their router."""
 
-    mlp: Mlp
+    mlp: Branch
     layer: Any
     router_norm: Norm
     choice: Choice
     kernels: MixtureKernels
 
     @classmethod
-    def of(cls, mlp: Mlp, layer: Any, tools: Tools, dtype: Any) -> MlpAndExperts:
+    def of(cls, mlp: Branch, layer: Any, tools: Tools, dtype: Any) -> MlpAndExperts:
         """Read the mixture of a layer. Raises NotImplementedError for one that the kernels don't take."""
         router = layer.router
         scale = (router.scale * router._root_size).astype(dtype)
@@ -185,13 +229,21 @@ class MlpAndExperts:
         norm = Norm(router, scale, eps=float(router.eps))
         return cls(mlp, layer, norm, choice, MixtureKernels(tools.kernel))
 
-    def __call__(self, y: Any, x: Any, computed: FusedPass) -> Any:
+    @property
+    def products(self) -> Sequence[MergedLinear]:
+        return self.mlp.products
+
+    @property
+    def own_modules(self) -> Sequence[Any]:
+        return [self.layer.router, self.layer.experts, *self.mlp.own_modules]
+
+    def __call__(self, y: Any, x: Any, cache: Any, computed: FusedPass) -> Any:
         layer = self.layer
         logits = layer.router.proj(self.router_norm(x)[:, None])[:, 0]
         chosen, weights = self.kernels.choose(logits, self.choice)
         found = layer.experts.switch_glu(layer.pre_feedforward_layernorm_2(x)[:, None], chosen[:, None])[:, 0]
         beside = layer.post_feedforward_layernorm_2(self.kernels.combine(found, weights))
-        return layer.post_feedforward_layernorm_1(self.mlp(y, x, computed)) + beside
+        return layer.post_feedforward_layernorm_1(self.mlp(y, x, cache, computed)) + beside
 
 
 def _check_parts(module: Any, known: set[str]) -> None:

@@ -7,73 +7,18 @@ compiled pass is made once for each batch size, as that of fused layers is.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..device.self_test import FAULTS
+from ..kv.layer_caches import LayerCaches
 from ..kv.paged.layer import PagedLayer
 from ..kv.paged.paged_pass import PagedPass
-from ..mlxlm import FETCHED, Selection
+from ..mlxlm import Selection
 from ..mlxlm.hooks import selected
-from ..recurrent.layer import RecurrentLayer
 from .replace import ReplacedLayers
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class _Caches:
-    """A model's caches in their `arrangement`: those of layers with pages, and with slots."""
-
-    arrangement: Sequence[Any]
-    paged: Sequence[PagedLayer]
-    recurrent: Sequence[RecurrentLayer]
-
-    @classmethod
-    def of(cls, cache: Sequence[Any]) -> _Caches:
-        leaves = [leaf for one in cache for leaf in (one if isinstance(one, list) else [one])]
-        paged = [leaf for leaf in leaves if isinstance(leaf, PagedLayer)]
-        return cls(cache, paged, [leaf for leaf in leaves if isinstance(leaf, RecurrentLayer)])
-
-    @property
-    def step(self) -> PagedPass:
-        return self.paged[0].step
-
-    @property
-    def only_decode(self) -> bool:
-        """Whether the step's kinds of layers are known, and none of its tokens is a prompt's."""
-        return bool(self.paged and self.step.kinds) and self.step.decode_tokens == self.step.count
-
-    @property
-    def slots(self) -> list[Any]:
-        """The step's arrays for recurrent layers."""
-        return [] if not self.recurrent else [self.recurrent[0].step.table, self.recurrent[0].step.rows]
-
-    @contextmanager
-    def traced(self, step: PagedPass, slots: Sequence[Any]) -> Iterator[tuple[list[Any], list[PagedLayer]]]:
-        """Give caches for `step`, in the model's arrangement and those with pages, while recurrent layers have the
-        arrays `slots`."""
-        paged = [PagedLayer(layer.kind, layer.kernels, layer.pool, step) for layer in self.paged]
-        new = dict(zip(map(id, self.paged), paged, strict=True))
-        cache = [
-            [new.get(id(leaf), leaf) for leaf in one] if isinstance(one, list) else new.get(id(one), one)
-            for one in self.arrangement
-        ]
-        before = self.slots
-        try:
-            self._put(slots)
-            yield cache, paged
-        finally:
-            self._put(before)
-            FETCHED.clear()
-
-    def _put(self, slots: Sequence[Any]) -> None:
-        if self.recurrent:
-            self.recurrent[0].step.replace(*slots)
-            for layer in self.recurrent:
-                layer.take_written()  # arrays of a trace are no arrays
 
 
 class CompiledModule:
@@ -92,15 +37,15 @@ class CompiledModule:
         self._selection = selection
         self._layers = layers
         self._compile = compile
-        self._caches: _Caches | None = None
+        self._caches: LayerCaches | None = None
 
     def __call__(self, tokens: Any, cache: Sequence[Any]) -> Any:
         """Logits of the selected `tokens` (T, 1)."""
         if self._caches is None or self._caches.arrangement is not cache:
-            self._caches = _Caches.of(cache)
+            self._caches = LayerCaches.of(cache)
         caches, selection = self._caches, self._selection
         keeps = selection is not None and selection.keep is not None
-        if self.refused or keeps or not caches.only_decode:
+        if self.refused or keeps or not _only_decode(caches):
             return self._module(tokens, cache=cache)
         rows = None if selection is None else selection.rows
         try:
@@ -112,7 +57,7 @@ class CompiledModule:
         caches.paged[-1].written = written
         return logits
 
-    def _computed(self, tokens: Any, rows: Any | None, caches: _Caches) -> Any:
+    def _computed(self, tokens: Any, rows: Any | None, caches: LayerCaches) -> Any:
         step = caches.step
         shapes, arrays = step.inputs(step.kinds)
         arrays = [*caches.slots, *arrays]
@@ -120,19 +65,34 @@ class CompiledModule:
         program = step.compiled.get(key, lambda: self._compile(self._program(caches, step.template(step.kinds))))
         return program(tokens, rows, arrays)
 
-    def _program(self, caches: _Caches, template: PagedPass) -> Callable[..., Any]:
+    def _program(self, caches: LayerCaches, template: PagedPass) -> Callable[..., Any]:
         """The pass as a function of its arrays. It returns logits, and an array computed from all pages that are
         written; logits of batches that only decode are computed from all recurrent states."""
 
         def program(tokens: Any, rows: Any | None, arrays: Sequence[Any]) -> tuple[Any, Any]:
             count = len(caches.slots)
-            with caches.traced(template.filled(arrays[count:]), arrays[:count]) as (cache, paged):
-                with selected(self._selection, rows), self._layers.traced():
-                    logits = self._module(tokens, cache=cache)
-                return logits, paged[-1].written
+            with caches.tracing(arrays[:count]), selected(self._selection, rows), self._layers.traced():
+                cache, last = _over(caches, template.filled(arrays[count:]))
+                logits = self._module(tokens, cache=cache)
+                return logits, last.written
 
         return program
 
     def _refuse(self, reason: str) -> None:
         self.refused = " ".join(reason.split())
         _log.info("the model's passes can't be compiled (%s): steps of small models are slower", self.refused)
+
+
+def _only_decode(caches: LayerCaches) -> bool:
+    """Whether the step's kinds of layers are known, and none of its tokens is a prompt's."""
+    return bool(caches.paged and caches.step.kinds) and caches.step.decode_tokens == caches.step.count
+
+
+def _over(caches: LayerCaches, step: PagedPass) -> tuple[list[Any], PagedLayer]:
+    """Caches for `step` in the model's arrangement, and the last one with pages."""
+    paged = {id(layer): PagedLayer(layer.kind, layer.kernels, layer.pool, step) for layer in caches.paged}
+    arranged = [
+        [paged.get(id(leaf), leaf) for leaf in one] if isinstance(one, list) else paged.get(id(one), one)
+        for one in caches.arrangement
+    ]
+    return arranged, paged[id(caches.paged[-1])]

@@ -107,11 +107,11 @@ def page_layers(library: MlxLm, module: Any, bits: int, kernels: type[Kernels]) 
 
 
 def _with_fused_layers(reference: Reference, config: PagedConfig) -> PagedConfig:
-    if config.recurrent is not None:
-        raise Unsupported("it has recurrent layers")
+    if not config.layers:
+        raise Unsupported("no layer has keys and values")
     kernels = [layer.kernels for layer in config.layers]
     try:
-        decoder = FusedDecoder(reference.module, kernels, config.selection, reference.layers.traced)
+        decoder = FusedDecoder(reference.module, kernels, config.selection, reference.layers.traced, config.recurrent)
     except (NotImplementedError, AttributeError) as error:
         raise Unsupported(str(error)) from error
     return replace(config, decoder=decoder)

@@ -17,6 +17,7 @@ _NORMS = (
     "language_model.model.norm",
     "model.final_layernorm",
     "model.embedding_norm",
+    "backbone.norm_f",
     "transformer.ln_f",
 )
 
