@@ -1,7 +1,7 @@
 """Steps that a paged backend warms up with: batch sizes for which kernels are loaded, or passes compiled.
 
-A matrix product's kernel is loaded at its first use, which takes 10 ms and more; MLX keeps on disk what it compiles, so
-only the first start on a machine takes long. A pass that is not compiled yet takes 10 to 20 ms longer.
+A matrix product's kernel is loaded at its first use, which takes 10 ms and more. MLX keeps its own kernels on disk once
+they are compiled; custom ones it compiles at each start. A pass that is not compiled yet takes 10 to 20 ms longer.
 """
 
 from __future__ import annotations
