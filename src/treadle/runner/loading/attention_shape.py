@@ -44,9 +44,8 @@ def _recorded(library: MlxLm, module: Any, layers: int, recurrent: RecurrentConf
 class _Recorder:
     """A layer cache that records the shape of its layer's attention."""
 
-    offset = 0
-
     def __init__(self) -> None:
+        self.offset = mx.zeros(1, mx.int32)
         self.keys: Any = None
         self.values: Any = None
         self.queries: Any = None

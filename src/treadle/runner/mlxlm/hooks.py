@@ -16,6 +16,8 @@ _NORMS = (
     "model.norm",
     "language_model.model.norm",
     "model.final_layernorm",
+    "model.final_norm",
+    "model.output_norm",
     "model.embedding_norm",
     "backbone.norm_f",
     "transformer.ln_f",
@@ -120,13 +122,15 @@ def select(model: Any) -> Selection | None:
 
 
 def routed(shared: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap mlx-lm's attention function: a cache with `attend` computes attention itself, also for a layer without a
-    cache that is given its keys and values."""
+    """Wrap mlx-lm's attention function: a cache with `attend` computes attention over the keys and values that it
+    returned itself, also for a layer with another cache, or without one."""
 
     def attention(
         queries: Any, keys: Any, values: Any, cache: Any, scale: float, mask: Any, sinks: Any | None = None
     ) -> Any:
-        attend = getattr(FETCHED.cache_of(keys) if cache is None else cache, "attend", None)
+        owner = FETCHED.cache_of(keys)
+        cache = cache if owner is None else owner
+        attend = getattr(cache, "attend", None)
         if attend is None:
             return shared(queries, keys, values, cache=cache, scale=scale, mask=mask, sinks=sinks)
         if is_latent(keys, values, mask, cache):

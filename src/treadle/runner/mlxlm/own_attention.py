@@ -1,4 +1,4 @@
-"""Attention of mlx-lm's modules that compute it without the shared function, as calls of caches that attend themselves.
+"""Attention of mlx-lm's modules that compute it in ways of their own, as calls of caches that attend themselves.
 
 Modules that stay as they are: phi3small sees a pattern of blocks, deepseek_v41 keeps more than keys and values, and
 olmo fails on prompts in mlx-lm, too.
@@ -6,11 +6,13 @@ olmo fails on prompts in mlx-lm, too.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
 import mlx.core as mx
 
+from .fetched import FETCHED
 from .hooks import Window
 
 
@@ -18,30 +20,51 @@ def route(module: Any) -> bool:
     """Let a cache with `attend` compute the attention of `module`. Returns whether it does, now or since before."""
     kind = type(module)
     if hasattr(kind, "routes"):
-        return True
-    call = _CALLS.get(f"{kind.__module__.rpartition('.')[2]}.{kind.__name__}")
-    if call is None:
+        return bool(kind.routes)
+    name = f"{kind.__module__.rpartition('.')[2]}.{kind.__name__}"
+    if name in _MODELS:
+        module.__class__ = _with_positions(kind, _MODELS[name])
+    if name not in _CALLS:
         return False
-    module.__class__ = _routed(kind, call)
+    module.__class__ = _routed(kind, _CALLS[name])
     return True
 
 
 def _routed(kind: Any, attended: Callable[..., Any]) -> type:
-    """Return the class `kind` with attention by `attended` where the cache computes it. Its call takes hidden states,
-    a mask and the cache, in this order, under names that differ."""
-
-    def bind(self: Any, x: Any = None, mask: Any = None, cache: Any = None, hidden_states: Any = None) -> Any:
-        return x if hidden_states is None else hidden_states, mask, cache
+    """Return the class `kind` with attention by `attended` where the cache computes it. Its call takes hidden states
+    first, a mask, and the cache or the keys that another layer's returned."""
+    signature = inspect.signature(kind.__call__)
+    _, first, *names = signature.parameters
+    masks = next(name for name in names if name.endswith("mask"))
 
     def call(self: Any, *args: Any, **named: Any) -> Any:
-        x, mask, cache = bind(self, *args, **named)
+        given = signature.bind(self, *args, **named).arguments
+        cache, mask = given.get("cache"), given.get(masks)
+        if "keys" in given:
+            cache = FETCHED.cache_of(given["keys"])
         if not hasattr(cache, "attend"):
-            return kind.__call__(self, x, mask, cache)
+            return kind.__call__(self, *args, **named)
         if mask is not None and not isinstance(mask, Window):
             raise NotImplementedError("the model makes a mask of its own")
-        return attended(self, x, mask.size if mask is not None else 0, cache)
+        return attended(self, given[first], mask.size if mask is not None else 0, cache)
 
-    return type(kind.__name__, (kind,), {"__call__": call, "__module__": kind.__module__, "routes": True})
+    return _like(kind, call, attends=True)
+
+
+def _with_positions(kind: Any, computed: Callable[..., Any]) -> type:
+    """Return the class `kind` of a model that reads its cache's offset as one number, with a pass by `computed` where
+    each token has a position of its own."""
+
+    def call(self: Any, inputs: Any, cache: Any = None) -> Any:
+        if cache is None or not hasattr(cache[0], "attend"):
+            return kind.__call__(self, inputs, cache)
+        return computed(self, inputs, cache)
+
+    return _like(kind, call, attends=False)
+
+
+def _like(kind: Any, call: Callable[..., Any], *, attends: bool) -> type:
+    return type(kind.__name__, (kind,), {"__call__": call, "__module__": kind.__module__, "routes": attends})
 
 
 def _gemma2(self: Any, x: Any, window: int, cache: Any) -> Any:
@@ -65,6 +88,45 @@ def _plamo2(self: Any, x: Any, window: int, cache: Any) -> Any:
     return self.o_proj(_lines(cache.attend(queries, keys, values, self.scale, window, None)))
 
 
+def _stablelm(self: Any, x: Any, window: int, cache: Any) -> Any:
+    """StableLM. mlx-lm's own call casts the keys that it got from the cache to float32, as kernels do themselves."""
+    queries, keys = (
+        proj(x).reshape(*x.shape[:2], heads, -1)
+        for proj, heads in ((self.q_proj, self.num_heads), (self.k_proj, self.num_key_value_heads))
+    )
+    if self.qk_layernorm:
+        queries, keys = self.q_layernorm(queries), self.k_layernorm(keys)
+    queries, keys = (self.rope(one.transpose(0, 2, 1, 3), offset=cache.offset) for one in (queries, keys))
+    keys, values = cache.update_and_fetch(keys, _heads(self.v_proj(x), self.num_key_value_heads))
+    return self.o_proj(_lines(cache.attend(queries, keys, values, self.head_dim**-0.5, window, None)))
+
+
+def _plamo(self: Any, x: Any, window: int, cache: Any) -> Any:
+    """PLaMo, whose kv heads are shared by query heads that are not side by side: those of number h, h + the number of
+    kv heads, and so on."""
+    queries, keys = _heads(self.q_proj(x), self.q_num_heads), _heads(self.k_proj(x), self.k_num_heads)
+    queries, keys = self.rotary_emb(queries, offset=cache.offset), self.rotary_emb(keys, offset=cache.offset)
+    keys, values = cache.update_and_fetch(keys, _heads(self.v_proj(x), self.v_num_heads))
+    queries = mx.unflatten(queries, 1, (-1, self.k_num_heads)).swapaxes(1, 2).flatten(1, 2)
+    out = cache.attend(queries, keys, values, self.scale, window, None)
+    return self.o_proj(_lines(mx.unflatten(out, 1, (self.k_num_heads, -1)).swapaxes(1, 2).flatten(1, 2)))
+
+
+def _afm7(self: Any, x: Any, window: int, cache: Any) -> Any:
+    """AFM 7, in layers that share an earlier one's keys and values. mlx-lm's own call takes their number for the
+    position."""
+    queries = self.q_norm(self.rope(_heads(self.q_proj(x), self.n_heads), offset=cache.offset))
+    return self.out_proj(_lines(cache.attend(queries, *FETCHED.of(cache), self.scale, window, None)))
+
+
+def _gpt_bigcode(self: Any, inputs: Any, cache: Any) -> Any:
+    """GPT BigCode, with learned embeddings of positions."""
+    x = self.wte(inputs) + self.wpe(cache[0].offset[:, None])
+    for layer, own in zip(self.h, cache, strict=True):
+        x = layer(x, None, cache=own)
+    return self.ln_f(x)
+
+
 def _heads(x: Any, heads: int) -> Any:
     """(B, L, heads * D) as (B, heads, L, D)."""
     return x.reshape(*x.shape[:2], heads, -1).transpose(0, 2, 1, 3)
@@ -75,5 +137,13 @@ def _lines(x: Any) -> Any:
     return x.transpose(0, 2, 1, 3).reshape(x.shape[0], x.shape[2], -1)
 
 
-_CALLS = {"gemma2.Attention": _gemma2, "plamo2.Attention": _plamo2}
-"""By module and class."""
+_CALLS = {
+    "afm7.KVReuseAttention": _afm7,
+    "gemma2.Attention": _gemma2,
+    "plamo.Attention": _plamo,
+    "plamo2.Attention": _plamo2,
+    "stablelm.Attention": _stablelm,
+}
+"""Attention, by module and class."""
+_MODELS = {"gpt_bigcode.GPTBigCodeModel": _gpt_bigcode}
+"""Models, by module and class."""
