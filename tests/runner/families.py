@@ -8,6 +8,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from tests.support.architectures import ARCHITECTURES
 from treadle.runner.mlxlm import connect
 
 COMMON: dict[str, Any] = {
@@ -113,6 +114,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "deepseek_v2": {**COMMON, **LATENT, "q_lora_rank": None, "rope_scaling": _YARN},
     "gemma2": {**COMMON, "query_pre_attn_scalar": 16.0},
     "llama4": {"text_config": {**COMMON, **_EVERY_FOURTH, **_LLAMA4}},
+    "deepseek_v41": ARCHITECTURES["deepseek_v41"],
 }
 
 

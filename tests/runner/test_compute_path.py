@@ -154,16 +154,16 @@ def test_a_cpu_has_no_kernels_and_nothing_better(folder: Path, policy: KernelPol
 
 
 def test_a_model_that_keeps_state_says_so_and_is_not_the_best(tiny: Tiny) -> None:
-    path = ModelRunner(tiny("llama4")).capabilities().compute
+    path = ModelRunner(tiny("deepseek_v41")).capabilities().compute
     assert (path.backend, path.shared_prefill) == ("serial", False)
     why = "contiguous: it keeps more than keys, values and recurrent states"
     assert path.summary().startswith(f"serial ({why})")
-    with pytest.raises(ConfigError, match=f"llama4 would run serial .*: {why}"):
-        check_required(path, "llama4")
+    with pytest.raises(ConfigError, match=f"deepseek_v41 would run serial .*: {why}"):
+        check_required(path, "deepseek_v41")
 
 
 def test_a_model_that_can_not_be_batched_is_serialized(tiny: Tiny) -> None:
-    can = ModelRunner(tiny("llama4")).capabilities()
+    can = ModelRunner(tiny("deepseek_v41")).capabilities()
     assert (can.compute.backend, can.compute.serialized, can.path) == ("serial", True, "serialized")
     assert any(reason.startswith("padded: its caches can't be merged") for reason in can.compute.why)
 

@@ -35,7 +35,7 @@ def test_memory_follows_the_layers_attention() -> None:
     hybrid = expected_path(connect(), new_module(config_of("qwen3_next")), "cpu")
     assert hybrid.layers == ((0, 256),)
     assert hybrid.state_bytes > 0
-    assert expected_path(connect(), new_module(config_of("llama4")), "cpu").layers is None
+    assert expected_path(connect(), new_module(config_of("deepseek_v41")), "cpu").layers is None
 
 
 def test_without_kernels_there_are_no_pages() -> None:

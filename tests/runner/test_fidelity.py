@@ -58,9 +58,9 @@ def test_a_model_whose_caches_cannot_merge_gives_the_same(tiny: Tiny, architectu
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_kind_of_cache_gives_what_mlx_lm_gives(tiny: Tiny, family: str) -> None:
-    """Recurrent, hybrid, latents and capped scores; llama4's chunked caches can't be merged and go one by one."""
+    """Recurrent, hybrid, latents and capped scores; DeepSeek 4.1's caches can't be merged and go one by one."""
     model = tiny(family)
-    assert model.choice.config.name == ("serial" if family == "llama4" else "contiguous"), model.details
+    assert model.choice.config.name == ("serial" if family == "deepseek_v41" else "contiguous"), model.details
     some = requests(1, count=6)
     together = Drive(ModelRunner(model), some).run(seeded_choices(1))
     assert together == references(model, some, together)

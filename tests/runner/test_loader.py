@@ -338,13 +338,13 @@ NO_CUDA = ("paged", "its kernels are for CUDA, and this is cpu")
         ("llama", True, "padded", [("paged", "not asked for"), ("contiguous", "not asked for")]),
         ("mamba", False, "contiguous", [NO_CUDA]),
         (
-            "llama4",
+            "deepseek_v41",
             False,
             "serial",
             [
                 NO_CUDA,
                 ("contiguous", "it keeps more than keys, values and recurrent states"),
-                ("padded", "its caches can't be merged (ChunkedKVCache, KVCache)"),
+                ("padded", "its caches can't be merged (LayerCache)"),
             ],
         ),
     ],

@@ -11,14 +11,20 @@ import mlx.core as mx
 import pytest
 
 from tests.runner.family_paths import chosen
-from tests.support.architectures import config_of
+from tests.support.architectures import WINDOW, config_of, new_module
+from treadle.runner.kv.cache_layout import CacheKind, CacheLayout
 from treadle.runner.kv.contiguous.backend import ContiguousConfig
-from treadle.runner.mlxlm import connect
+from treadle.runner.kv.cost import kv_cost
+from treadle.runner.kv.paged.backend import PagedConfig
+from treadle.runner.mlxlm import Window, can_trim, connect
 
 CHANGED: dict[str, dict[str, Any]] = {
     "afm7": {},
     "gpt_bigcode": {},
     "iquestloopcoder": {},
+    "llama4": {},
+    "longcat_flash": {},
+    "nemotron-nas": {},
     "plamo": {"num_attention_heads": 8, "hidden_size": 512, "n_shared_head": 4},
     "stablelm": {"qk_layernorm": True},
 }
@@ -31,10 +37,52 @@ def test_it_is_served_from_sequences_own_buffers(architecture: str) -> None:
     assert isinstance(model.choice.config, ContiguousConfig), model.choice.rejected
 
 
-@pytest.mark.parametrize("architecture", ["gpt_bigcode", "stablelm"])
-def test_mlx_lms_caches_are_served_as_before(architecture: str) -> None:
-    from tests.support.architectures import new_module
+def test_chunks_of_attention_are_windows_of_pages() -> None:
+    """The layers that see all tokens have pages of their own."""
+    config = chosen(config_of("llama4"), "cuda").choice.config
+    assert isinstance(config, PagedConfig)
+    assert [layer.chunked for layer in config.layers] == [True, True, True, False]
+    assert config.windows == [WINDOW]
 
+
+def test_chunks_that_begin_inside_of_a_page_have_no_pages() -> None:
+    choice = chosen({**config_of("llama4"), "text_config": _llama4(attention_chunk_size=40)}, "cuda").choice
+    assert isinstance(choice.config, ContiguousConfig)
+    assert "chunks of 40 tokens" in choice.reason_against("paged")
+
+
+def test_a_cache_of_chunks_costs_a_chunk_and_can_not_be_trimmed() -> None:
+    library = connect()
+    module = new_module(config_of("llama4"))
+    caches = library.new_caches(module)
+    mx.eval(module(mx.array([[1] * 6]), cache=caches))
+    every = [leaf.nbytes // leaf.keys.shape[2] for leaf in caches]
+    assert kv_cost(caches, 6, 2048).row_bytes == sum(every[:3]) * WINDOW + every[3] * 128
+    assert kv_cost(caches, 6, 2048).token_bytes == every[3]
+    assert not can_trim(caches)
+    assert can_trim(caches[3:])
+
+
+def test_layers_without_attention_have_no_buffers() -> None:
+    choice = chosen(config_of("nemotron-nas"), "cpu").choice
+    assert isinstance(choice.config, ContiguousConfig)
+    assert choice.config.windows == [0, 0]
+
+
+def test_a_cache_that_is_not_used_gives_the_mask_of_others() -> None:
+    layout = CacheLayout([CacheKind.UNUSED, CacheKind.ATTENTION, CacheKind.RECURRENT], [0, 2])
+    unused, (attention, recurrent) = layout.caches("a", "r")
+    assert (attention, recurrent) == ("a", "r")
+    assert unused.make_mask(1) is None
+    assert unused.make_mask(1, window_size=4) == Window(4)
+
+
+def _llama4(**changed: Any) -> dict[str, Any]:
+    return {**config_of("llama4")["text_config"], **changed}
+
+
+@pytest.mark.parametrize("architecture", ["gpt_bigcode", "llama4", "stablelm"])
+def test_mlx_lms_caches_are_served_as_before(architecture: str) -> None:
     library, logits = connect(), []
     for routes in (False, True):
         module = new_module(config_of(architecture))
@@ -46,8 +94,6 @@ def test_mlx_lms_caches_are_served_as_before(architecture: str) -> None:
 
 
 def test_attention_is_routed_once_and_positions_are_no_attention() -> None:
-    from tests.support.architectures import new_module
-
     module = new_module(config_of("gpt_bigcode"))
     assert connect().route_attention(module)
     kinds = [type(one) for one in module.modules()]

@@ -18,14 +18,23 @@ Array = npt.NDArray[np.float32]
 
 
 def reference(
-    queries: Array, keys: Array, values: Array, first: int, scale: float, window: int, sinks: Array | None
+    queries: Array,
+    keys: Array,
+    values: Array,
+    first: int,
+    scale: float,
+    window: int,
+    sinks: Array | None,
+    *,
+    chunked: bool = False,
 ) -> Array:
     """Attention (n, heads, D) of `queries` (n, heads, D) at positions from `first` on over all of a row's `keys` and
-    `values` (length, kv heads, D)."""
+    `values` (length, kv heads, D); within its own chunk where windows are `chunked`."""
     out = np.zeros((*queries.shape[:2], values.shape[2]))
     group = queries.shape[1] // keys.shape[1]
     for i, token in enumerate(queries.astype(np.float64)):
         low, high = max(0, first + i + 1 - window) if window else 0, first + i + 1
+        low = (first + i) // window * window if chunked else low
         for head, query in enumerate(token):
             scores = keys[low:high, head // group].astype(np.float64) @ query * scale
             weights = np.exp(scores - scores.max())
@@ -37,13 +46,15 @@ def reference(
 class Rows:
     """Rows of one layer, and what the reference knows of them."""
 
-    def __init__(self, dice: random.Random, window: int, device: str) -> None:
+    def __init__(self, dice: random.Random, window: int, device: str, *, chunked: bool = False) -> None:
         self.heads = dice.choice([1, 2, 3])
         self.group = dice.choice([1, 2, 4])
         self.dim, self.value_dim = dice.choice([(8, 8), (16, 8), (32, 32)])
         self.scale = self.dim**-0.5
         self.window = window
-        self.rows = Driven(ContiguousConfig([window], None, device, KvCost(0, 0), keep_prefixes=False))
+        self.chunked = chunked
+        config = ContiguousConfig([window], None, device, KvCost(0, 0), keep_prefixes=False, chunked=[chunked])
+        self.rows = Driven(config)
         self.known: dict[str, tuple[Array, Array]] = {}
         self.chance = np.random.default_rng(dice.randrange(1 << 30))
 
@@ -63,7 +74,8 @@ class Rows:
         found, wanted = self._found(parts, batch.count, sinks), []
         for piece in parts:
             queries = self.queries[piece.first : piece.first + piece.count]
-            wanted.append(reference(queries, *self.known[piece.id], piece.start, self.scale, self.window, sinks))
+            of_row = (*self.known[piece.id], piece.start, self.scale, self.window, sinks)
+            wanted.append(reference(queries, *of_row, chunked=self.chunked))
         np.testing.assert_allclose(found[:, :, 0], np.concatenate(wanted), atol=1e-4)
 
     def _found(self, parts: list[Placed], count: int, sinks: Array | None) -> Any:
@@ -99,6 +111,16 @@ def test_each_token_attends_to_its_own_row_up_to_itself(seed: int, window: int, 
         if dice.random() < 0.2:
             rows.rows.release(ids[0])
             rows.known.pop(ids[0])
+
+
+@pytest.mark.parametrize("device", ["cpu", "metal"])
+@pytest.mark.parametrize("chunk", [1, 32, 300])
+def test_each_token_attends_within_its_chunk(chunk: int, device: str) -> None:
+    """Segments may hold parts of several chunks, and chunks be longer than what a buffer grows by."""
+    dice = random.Random(chunk)
+    rows = Rows(dice, chunk, device, chunked=True)
+    for _ in range(8):
+        rows.step({id_: dice.choice([1, 1, 2, 31, 40, 270]) for id_ in dice.sample("abcd", 2)}, None)
 
 
 def test_a_window_that_only_the_model_knows_of_is_kept_to() -> None:

@@ -11,7 +11,7 @@ from tests.runner.reference import references
 from tests.runner.test_fidelity import requests
 from treadle.runner.kv.paged.kernels import AttentionShape
 from treadle.runner.loading.attention_shape import attention_shapes, latent_layers
-from treadle.runner.loading.candidates import routed_layers
+from treadle.runner.loading.routed_layers import routed_layers
 from treadle.runner.mlxlm import connect
 from treadle.runner.model_runner import ModelRunner
 
@@ -27,9 +27,9 @@ SHAPES = {
 def test_a_models_attention_is_recorded(name: str) -> None:
     module = make(name)
     library = connect()
-    windows, recurrent = routed_layers(library, module)
-    assert attention_shapes(library, module, len(windows), recurrent) == [SHAPES[name]] * len(windows)
-    assert latent_layers(library, module, len(windows), recurrent) == [SHAPES[name].latent] * len(windows)
+    routed = routed_layers(library, module)
+    assert attention_shapes(library, module, routed.layout) == [SHAPES[name]] * len(routed.windows)
+    assert latent_layers(library, module, routed.layout) == [SHAPES[name].latent] * len(routed.windows)
 
 
 @pytest.mark.parametrize("name", SHAPES)

@@ -26,6 +26,7 @@ from treadle.runner.kv.paged.tiling import (
     in_few_sizes,
     prefill_tiles,
     wide_tiles,
+    within_chunks,
 )
 
 PAGE = 32
@@ -176,3 +177,20 @@ def test_no_more_is_split_than_there_are_counters_for() -> None:
 def test_a_window_leaves_the_rest_alone() -> None:
     tiles = decode_tiles(segments([(1, 40_000)]), rep=4, heads=8, window=512)
     assert items_of(tiles)[:, 4].min() >= 40_000 - 512 - 15
+
+
+@given(st.lists(st.tuples(st.integers(1, 300), POSITIONS), min_size=1, max_size=6), st.sampled_from([32, 96, 8192]))
+def test_a_chunk_is_a_sequence_of_its_own(parts: list[tuple[int, int]], chunk: int) -> None:
+    """Each token is once in one of them, behind as many others, and finds its own page there."""
+    some = segments(parts)
+    wanted = [
+        (line[FIRST] + i, (line[POSITION] + i) % chunk, line[PAGES] + (line[POSITION] + i) // PAGE)
+        for line in some
+        for i in range(line[COUNT])
+    ]
+    found = [
+        (line[FIRST] + i, line[POSITION] + i, line[PAGES] + (line[POSITION] + i) // PAGE)
+        for line in within_chunks(some, chunk, PAGE)
+        for i in range(line[COUNT])
+    ]
+    assert found == wanted

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from ..mlxlm import window_of
 from .backend import LeastMemory
 
 
@@ -34,13 +35,13 @@ class KvCost:
 def kv_cost(leaves: list[Any], tokens: int, context: int) -> KvCost:
     """The cost of a sequence, measured at caches that hold `tokens` tokens (`leaves` holds no lists of caches).
 
-    A sliding window counts as the whole window a sequence, unless the context is no longer than the window. Buffers
+    A window, or a chunk, counts as the whole of it a sequence, unless the context is no longer than the window. Buffers
     grow in steps: half a step more is counted for each sequence.
     """
     token_bytes = row_bytes = 0
     for cache in leaves:
         each = _token_bytes(cache, tokens)
-        window = getattr(cache, "max_size", 0)
+        window = window_of(cache)
         if window and window < context:
             row_bytes += each * window
         elif each:

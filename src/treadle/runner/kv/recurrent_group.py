@@ -35,22 +35,14 @@ class RecurrentRow(NamedTuple):
 
 @dataclass(frozen=True)
 class RecurrentConfig:
-    """The states of a model's caches, in their order: those of each recurrent layer, and None for other layers. `lists`
-    has the number of caches in each of the model's lists of caches, 0 for a cache that is in none."""
+    """The states of each of a model's recurrent layers, in their order."""
 
-    states: Sequence[Sequence[RecurrentState] | None]
-    lists: Sequence[int]
+    states: Sequence[Sequence[RecurrentState]]
 
     @property
     def slot_bytes(self) -> int:
         """Bytes of a slot in all layers."""
-        return sum(state.nbytes for layer in self.states if layer is not None for state in layer)
-
-    def caches(self, others: Sequence[Any], recurrent: Sequence[Any]) -> list[Any]:
-        """Arrange the caches of recurrent and of `others` layers as the model has them."""
-        rest, slots = iter(others), iter(recurrent)
-        leaves = iter([next(rest) if states is None else next(slots) for states in self.states])
-        return [[next(leaves) for _ in range(count)] if count else next(leaves) for count in self.lists]
+        return sum(state.nbytes for layer in self.states for state in layer)
 
 
 class RecurrentGroup:
@@ -59,9 +51,7 @@ class RecurrentGroup:
     def __init__(self, config: RecurrentConfig, slots: int, recurrences: Recurrences) -> None:
         self.step = RecurrentPass()
         self.slots = SlotAllocator(slots, self._keep, self._clear)
-        self.layers = [
-            RecurrentLayer(states, slots, recurrences, self.step) for states in config.states if states is not None
-        ]
+        self.layers = [RecurrentLayer(states, slots, recurrences, self.step) for states in config.states]
         self.slot_bytes = config.slot_bytes
 
     def _keep(self, slot: int) -> None:

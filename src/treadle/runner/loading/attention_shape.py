@@ -2,40 +2,46 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
 
+from ..kv.cache_layout import CacheKind, CacheLayout
 from ..kv.paged.kernels import AttentionShape
-from ..kv.recurrent_group import RecurrentConfig
 from ..mlxlm import FETCHED, MlxLm
 
 
-def latent_layers(library: MlxLm, module: Any, layers: int, recurrent: RecurrentConfig | None) -> list[bool]:
-    """Whether each of the module's `layers` layers with attention attends to latents. Raises NotImplementedError where
-    one attends to other keys and values than a cache's, as layers do that change what it returns; whatever the
-    module's code raises comes through."""
-    return [recorder.latent for recorder in _recorded(library, module, layers, recurrent)]
+def attending(library: MlxLm, module: Any, layout: CacheLayout) -> CacheLayout:
+    """The `layout` of the module's caches, with those marked as unused that got no keys and values in a run of it."""
+    recorders = iter(_recorded(library, module, layout))
+    kinds = [
+        CacheKind.UNUSED if kind is CacheKind.ATTENTION and next(recorders).keys is None else kind
+        for kind in layout.kinds
+    ]
+    return replace(layout, kinds=kinds)
 
 
-def attention_shapes(
-    library: MlxLm, module: Any, layers: int, recurrent: RecurrentConfig | None
-) -> list[AttentionShape]:
-    """The shape of each of the module's `layers` layers with attention. Raises NotImplementedError where a layer's
-    attention is not attention over its own keys and values; whatever the module's code raises comes through."""
-    return [recorder.shape for recorder in _recorded(library, module, layers, recurrent)]
+def latent_layers(library: MlxLm, module: Any, layout: CacheLayout) -> list[bool]:
+    """Whether each of the module's layers with attention attends to latents. Raises NotImplementedError where one
+    attends to other keys and values than a cache's, as layers do that change what it returns; whatever the module's
+    code raises comes through."""
+    return [recorder.latent for recorder in _recorded(library, module, layout)]
 
 
-def _recorded(library: MlxLm, module: Any, layers: int, recurrent: RecurrentConfig | None) -> list[_Recorder]:
+def attention_shapes(library: MlxLm, module: Any, layout: CacheLayout) -> list[AttentionShape]:
+    """The shape of each of the module's layers with attention. Raises NotImplementedError where a layer's attention is
+    not attention over its own keys and values; whatever the module's code raises comes through."""
+    return [recorder.shape for recorder in _recorded(library, module, layout)]
+
+
+def _recorded(library: MlxLm, module: Any, layout: CacheLayout) -> list[_Recorder]:
     """Caches that have recorded a run of one token; recurrent layers have mlx-lm's own."""
-    recorders = [_Recorder() for _ in range(layers)]
-    caches: list[Any] = [*recorders]
-    if recurrent is not None:
-        leaves = library.leaves(library.new_caches(module))
-        own = [leaf for leaf, states in zip(leaves, recurrent.states, strict=True) if states is not None]
-        caches = recurrent.caches(recorders, own)
+    recorders = [_Recorder() for kind in layout.kinds if kind is CacheKind.ATTENTION]
+    leaves = library.leaves(library.new_caches(module))
+    own = [leaf for leaf, kind in zip(leaves, layout.kinds, strict=True) if kind is CacheKind.RECURRENT]
     try:
-        module(mx.array([[1]], mx.int32), cache=caches)
+        module(mx.array([[1]], mx.int32), cache=layout.caches(recorders, own))
     finally:
         FETCHED.clear()
     return recorders

@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
 
 from ..device.properties import DeviceProperties
-from ..device.self_test import FAULTS
 from ..fused.decoder import FusedDecoder
 from ..kv.backend import KvConfig, Unsupported
 from ..kv.contiguous.backend import ContiguousConfig
 from ..kv.contiguous.buffer import STEP
 from ..kv.cost import KvCost
 from ..kv.paged.backend import PagedConfig
-from ..kv.paged.kernels import AttentionShape, Kernels
+from ..kv.paged.kernels import Kernels
 from ..kv.paged.memory import LayerConfig
 from ..kv.paged.paged_pass import PAGE
-from ..kv.recurrent_group import RecurrentConfig
 from ..layers.compiled_module import CompiledModule
 from ..mlxlm import MlxLm
 from ..recurrent.kernels import RecurrentKernels
@@ -30,6 +27,7 @@ from .attention_shape import attention_shapes, latent_layers
 from .backend_choice import BackendRequest, Rejection
 from .backend_self_test import SelfTestFailed, pages_for, self_test
 from .reference import Reference, Trial
+from .routed_layers import known_attention, routed_layers
 
 _log = logging.getLogger(__name__)
 
@@ -37,13 +35,13 @@ _log = logging.getLogger(__name__)
 def contiguous(reference: Reference, cost: KvCost, budget: int, request: BackendRequest) -> ContiguousConfig:
     """Buffers of each sequence's own, within `budget` bytes, tested with the reference's module."""
     library, module = reference.library, reference.module
-    windows, recurrent = routed_layers(library, module)
+    routed = routed_layers(library, module)
     with known_attention():
-        latent = latent_layers(library, module, len(windows), recurrent)
-    if recurrent is not None:
-        cost = replace(cost, row_bytes=cost.row_bytes + recurrent.slot_bytes)
+        latent = latent_layers(library, module, routed.layout)
+    if routed.recurrent is not None:
+        cost = replace(cost, row_bytes=cost.row_bytes + routed.recurrent.slot_bytes)
     config = ContiguousConfig(
-        windows,
+        routed.windows,
         library.selection(module),
         request.device,
         cost,
@@ -51,8 +49,10 @@ def contiguous(reference: Reference, cost: KvCost, budget: int, request: Backend
         cost.blocks(budget, request.max_running, STEP),
         request.keep_prefixes,
         latent,
-        recurrent,
+        routed.chunked,
+        routed.recurrent,
         request.max_running,
+        routed.layout,
     )
     most = budget // max(1, cost.token_bytes) // 2
     tested = replace(config, keep_prefixes=False, max_running=0)
@@ -98,17 +98,31 @@ def paged(
 
 def page_layers(library: MlxLm, module: Any, bits: int, kernels: type[Kernels]) -> PagedConfig:
     """The layers of `module` over pages, without any page yet. Raises Unsupported."""
-    windows, recurrent = routed_layers(library, module)
-    shapes = _shapes(library, module, len(windows), recurrent)
+    routed = routed_layers(library, module)
+    with known_attention():
+        shapes = attention_shapes(library, module, routed.layout)
     chip = DeviceProperties.of(mx.device_info())
     made = {shape: kernels.of(shape, PAGE, bits, chip) for shape in dict.fromkeys(shapes)}
-    layers = [LayerConfig(window, made[shape]) for window, shape in zip(windows, shapes, strict=True)]
-    return PagedConfig(layers, library.selection(module), pages=0, keep_prefixes=False, recurrent=recurrent)
+    layers = []
+    for window, chunked, shape in zip(routed.windows, routed.chunked, shapes, strict=True):
+        if chunked and window % PAGE:
+            raise Unsupported(f"its attention is in chunks of {window} tokens, which is no multiple of {PAGE}")
+        layers.append(LayerConfig(window, made[shape], chunked))
+    return PagedConfig(
+        layers,
+        library.selection(module),
+        pages=0,
+        keep_prefixes=False,
+        recurrent=routed.recurrent,
+        layout=routed.layout,
+    )
 
 
 def _with_fused_layers(reference: Reference, config: PagedConfig) -> PagedConfig:
     if not config.layers:
         raise Unsupported("no layer has keys and values")
+    if config.recurrent is None and config.layout is not None and not config.layout.plain:
+        raise Unsupported("its layers have several caches, or none")
     kernels = [layer.kernels for layer in config.layers]
     try:
         decoder = FusedDecoder(reference.module, kernels, config.selection, reference.layers.traced, config.recurrent)
@@ -162,34 +176,3 @@ def _test_with_faster_layers(reference: Reference, config: KvConfig, trials: Seq
         with layers.originals():
             self_test(reference, config, trials)
         layers.reject(str(error))
-
-
-def routed_layers(library: MlxLm, module: Any) -> tuple[list[int], RecurrentConfig | None]:
-    """The window of each layer with attention, 0 for none, and the recurrent layers; with both left to the layers'
-    caches from now on."""
-    found = library.layer_windows(module)
-    if found is None:
-        raise Unsupported("it keeps more than keys, values and recurrent states")
-    windows = [window for window in found if window is not None]
-    if windows and not library.route_attention(module):
-        raise Unsupported("its attention does not go through mlx-lm's function")
-    if len(windows) == len(found):
-        return windows, None
-    with known_attention():
-        return windows, RecurrentConfig(library.recurrent_states(module), library.list_sizes(module))
-
-
-def _shapes(library: MlxLm, module: Any, layers: int, recurrent: RecurrentConfig | None = None) -> list[AttentionShape]:
-    with known_attention():
-        return attention_shapes(library, module, layers, recurrent)
-
-
-@contextmanager
-def known_attention() -> Iterator[None]:
-    """Make whatever a model's code raises a reason against a backend."""
-    try:
-        yield
-    except Unsupported:
-        raise
-    except FAULTS as error:
-        raise Unsupported(f"its attention is not known ({type(error).__name__}: {error})") from error

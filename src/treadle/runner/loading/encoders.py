@@ -20,7 +20,7 @@ from ..kv.encoder.layer import near
 from ..mlxlm import MlxLm, Selection
 from .backend_choice import BackendChoice
 from .backend_self_test import SelfTestFailed
-from .candidates import routed_layers
+from .routed_layers import routed_layers
 
 _FLAGS = {"use_bidirectional_attention": True, "is_causal": False}
 _KNOWN = "gemma3_text"
@@ -41,7 +41,7 @@ def choose_encoder(
     if config.get("model_type") != _KNOWN or selection is None:
         raise Unsupported(f"its tokens attend to those behind them, which is known for {_KNOWN} only")
     _check_layers(config)
-    if routed_layers(library, module)[1] is not None:
+    if routed_layers(library, module).recurrent is not None:
         raise Unsupported("it has recurrent layers")
     pattern, layers = _pattern(config), int(config["num_hidden_layers"])
     size = int(config["sliding_window"]) // 2 + 1  # on either side, as in transformers

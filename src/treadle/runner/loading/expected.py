@@ -14,7 +14,8 @@ from ..kv.paged.kernels import AttentionShape, Kernels
 from ..mlxlm import MlxLm
 from .attention_shape import attention_shapes, latent_layers
 from .backend_choice import Rejection
-from .candidates import known_attention, page_layers, routed_layers
+from .candidates import page_layers
+from .routed_layers import known_attention, routed_layers
 
 
 class Expected(NamedTuple):
@@ -44,13 +45,13 @@ def expected_path(
         except Unsupported as error:
             rejected.append(Rejection("paged", str(error)))
     try:
-        windows, recurrent = routed_layers(library, module)
+        routed = routed_layers(library, module)
         with known_attention():
-            latent_layers(library, module, len(windows), recurrent)
+            latent_layers(library, module, routed.layout)
     except Unsupported as error:
         rejected.append(Rejection("contiguous", str(error)))
     else:
-        reuse = "copies" if recurrent is None else "snapshots"
+        reuse = "copies" if routed.recurrent is None else "snapshots"
         return Expected(Backend.CONTIGUOUS, reuse, tuple(rejected), *_memory(library, module))
     batched = library.can_merge(library.new_caches(module))
     return Expected(Backend.PADDED if batched else Backend.SERIAL, "snapshots", tuple(rejected))
@@ -58,13 +59,13 @@ def expected_path(
 
 def _memory(library: MlxLm, module: Any) -> tuple[tuple[tuple[int, int], ...] | None, int]:
     """Window and elements of each layer with attention, and the bytes of a sequence's recurrent states."""
-    windows, recurrent = routed_layers(library, module)
-    states = 0 if recurrent is None else recurrent.slot_bytes
+    routed = routed_layers(library, module)
+    states = 0 if routed.recurrent is None else routed.recurrent.slot_bytes
     try:
-        shapes = attention_shapes(library, module, len(windows), recurrent)
+        shapes = attention_shapes(library, module, routed.layout)
     except FAULTS:
         return None, states
-    return tuple(zip(windows, map(_elements, shapes), strict=True)), states
+    return tuple(zip(routed.windows, map(_elements, shapes), strict=True)), states
 
 
 def _elements(shape: AttentionShape) -> int:

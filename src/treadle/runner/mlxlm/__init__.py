@@ -21,6 +21,7 @@ from .caches import (
     shallow_copies,
     states,
     trim,
+    window_of,
 )
 from .fetched import FETCHED
 from .hooks import SelectingNorm, Selection, Window, keeping
@@ -51,4 +52,5 @@ __all__ = [
     "shallow_copies",
     "states",
     "trim",
+    "window_of",
 ]

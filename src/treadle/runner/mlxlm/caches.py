@@ -47,9 +47,14 @@ def end_padded(batch: Caches, padding: Sequence[int]) -> None:
 
 
 def can_trim(caches: Caches) -> bool:
-    """Whether the last tokens can be removed from each cache. Not from sliding windows: tokens that were pushed out do
-    not come back."""
-    return all(not getattr(cache, "max_size", 0) and cache.is_trimmable() for cache in caches)
+    """Whether the last tokens can be removed from each cache. Not from windows: tokens that were pushed out do not come
+    back."""
+    return all(not window_of(cache) and cache.is_trimmable() for cache in caches)
+
+
+def window_of(cache: Any) -> int:
+    """The most tokens that a cache keeps, of a sliding window or a chunk; 0 where it keeps all, or a state."""
+    return int(getattr(cache, "max_size", None) or getattr(cache, "chunk_size", None) or 0)
 
 
 def trim(caches: Caches, tokens: int) -> None:

@@ -28,6 +28,7 @@ _BATCHED = ("state", "nbytes", "merge", "extend", "filter", "extract", "prepare"
 _CLASSES: dict[str, tuple[str, ...]] = {
     "KVCache": ("state", "nbytes", "merge", "size", "is_trimmable", "trim"),
     "RotatingKVCache": ("state", "nbytes", "merge", "size"),
+    "ChunkedKVCache": ("state", "nbytes", "keys_and_values"),
     "BatchKVCache": _BATCHED,
     "BatchRotatingKVCache": _BATCHED,
     "ArraysCache": _BATCHED,

@@ -92,8 +92,8 @@ class MlxLm:
         return windows if len(windows) == len(found) else None
 
     def layer_windows(self, model: Any) -> list[int | None] | None:
-        """The window of each cache of `model`, as `leaves` has them: 0 for none, None for recurrent states. None where
-        one holds something else."""
+        """The window of each cache of `model`, as `leaves` has them: 0 for none, None for recurrent states. One that is
+        for attention within chunks has a chunk's. None where a cache holds something else."""
         found: list[int | None] = []
         for cache in self.leaves(self.new_caches(model)):
             if type(cache) is self._cache.ArraysCache:
@@ -102,9 +102,16 @@ class MlxLm:
                 found.append(0)
             elif type(cache) is self._cache.RotatingKVCache and not cache.keep:
                 found.append(int(cache.max_size))
+            elif type(cache) is self._cache.ChunkedKVCache:
+                found.append(int(cache.chunk_size))
             else:
                 return None
         return found
+
+    def chunked(self, model: Any) -> list[bool]:
+        """Whether each cache of `model`, as `leaves` has them, is for attention within chunks: windows that begin at
+        multiples of their length."""
+        return [type(cache) is self._cache.ChunkedKVCache for cache in self.leaves(self.new_caches(model))]
 
     def list_sizes(self, model: Any) -> list[int]:
         """The number of caches in each of `model`'s lists of caches; 0 for a cache that is in none."""
@@ -148,14 +155,17 @@ class MlxLm:
         return flat
 
     def windows_of_caches(self, model: Any) -> list[int]:
-        """The lengths of the model's sliding windows, each once, whatever else its layers keep."""
+        """The lengths of the model's windows, sliding ones and chunks, each once, whatever else its layers keep."""
         leaves = self.leaves(self.new_caches(model))
         found = {int(leaf.max_size) for leaf in leaves if type(leaf) is self._cache.RotatingKVCache and not leaf.keep}
-        return sorted(found)
+        chunks = {int(leaf.chunk_size) for leaf in leaves if type(leaf) is self._cache.ChunkedKVCache}
+        return sorted(found | chunks)
 
     def keys_and_values(self, leaf: Any) -> tuple[Any, Any] | None:
         """Keys and values (1, heads, n, D) of the tokens that a cache of one sequence holds, at most its window's; None
         for a cache of another kind."""
+        if type(leaf) is self._cache.ChunkedKVCache and leaf.keys is not None:
+            return tuple(leaf.keys_and_values())
         if type(leaf) not in (self._cache.KVCache, self._cache.RotatingKVCache) or leaf.keys is None:
             return None
         count = leaf.size()

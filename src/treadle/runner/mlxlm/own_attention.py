@@ -127,6 +127,28 @@ def _gpt_bigcode(self: Any, inputs: Any, cache: Any) -> Any:
     return self.ln_f(x)
 
 
+def _llama4(self: Any, x: Any, window: int, cache: Any) -> Any:
+    """Llama 4, whose layers that see all tokens have no rotation, and queries that grow with the position."""
+    queries, keys = _heads(self.q_proj(x), self.n_heads), _heads(self.k_proj(x), self.n_kv_heads)
+    if self.use_rope:
+        queries, keys = self.rope(queries, offset=cache.offset), self.rope(keys, offset=cache.offset)
+    elif self.attn_temperature_tuning:
+        factors = mx.log(mx.floor((cache.offset + 1) / self.floor_scale) + 1) * self.attn_scale + 1
+        queries = (queries * factors[:, None, None, None]).astype(queries.dtype)
+    if self.use_qk_norm:
+        queries, keys = (mx.fast.rms_norm(one, weight=None, eps=1e-6) for one in (queries, keys))
+    keys, values = cache.update_and_fetch(keys, _heads(self.v_proj(x), self.n_kv_heads))
+    return self.o_proj(_lines(cache.attend(queries, keys, values, self.scale, window, None)))
+
+
+def _llama4_model(self: Any, inputs: Any, cache: Any) -> Any:
+    """Llama 4. mlx-lm's own pass makes a mask of chunks from one position."""
+    x = self.embed_tokens(inputs)
+    for layer, own in zip(self.layers, cache, strict=True):
+        x = layer(x, None, cache=own)
+    return self.norm(x)
+
+
 def _heads(x: Any, heads: int) -> Any:
     """(B, L, heads * D) as (B, heads, L, D)."""
     return x.reshape(*x.shape[:2], heads, -1).transpose(0, 2, 1, 3)
@@ -140,10 +162,11 @@ def _lines(x: Any) -> Any:
 _CALLS = {
     "afm7.KVReuseAttention": _afm7,
     "gemma2.Attention": _gemma2,
+    "llama4.Attention": _llama4,
     "plamo.Attention": _plamo,
     "plamo2.Attention": _plamo2,
     "stablelm.Attention": _stablelm,
 }
 """Attention, by module and class."""
-_MODELS = {"gpt_bigcode.GPTBigCodeModel": _gpt_bigcode}
+_MODELS = {"gpt_bigcode.GPTBigCodeModel": _gpt_bigcode, "llama4.LlamaModel": _llama4_model}
 """Models, by module and class."""

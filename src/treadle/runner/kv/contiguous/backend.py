@@ -25,6 +25,7 @@ from ...mlxlm import Selection
 from ...recurrent.operations import RecurrentOperations
 from ..backend import Clock, LeastMemory, Live, WarmLimits, WarmPass
 from ..block_resources import places_to_keep
+from ..cache_layout import CacheLayout
 from ..cost import KvCost
 from ..lookahead import evaluation, lookahead
 from ..planned_attention import prefill_quantum, warm_passes
@@ -59,7 +60,9 @@ class _State:
 class ContiguousConfig:
     """Buffers for layers with `windows` (0: none) on `device`. `budget` bytes (0: no limit) hold sequences, each of
     which takes `cost`, and cached prefixes. `selection` chooses what the model's head sees. `latent` says of each layer
-    whether it holds latents (empty: none does). `recurrent` layers have slots for `max_running` sequences (0: a few).
+    whether it holds latents, `chunked` whether its windows begin at multiples of their length (empty: none does).
+    `recurrent` layers have slots for `max_running` sequences (0: a few). `layout` arranges the caches (None: one for
+    each window, in order).
     """
 
     windows: Sequence[int]
@@ -70,8 +73,10 @@ class ContiguousConfig:
     blocks: int = 0
     keep_prefixes: bool = True
     latent: Sequence[bool] = ()
+    chunked: Sequence[bool] = ()
     recurrent: RecurrentConfig | None = None
     max_running: int = 0
+    layout: CacheLayout | None = None
 
     name = "contiguous"
     fused = False
@@ -107,16 +112,17 @@ class ContiguousBackend:
         self._live = live
         self._step = ContiguousPass()
         matmuls = config.device == "cpu"
-        latent = config.latent or [False] * len(config.windows)
+        none = [False] * len(config.windows)
+        latent, chunked = config.latent or none, config.chunked or none
         self.layers = [
-            ContiguousLayer(i, window, self._step, matmuls=matmuls, latent=latent[i])
+            ContiguousLayer(i, window, self._step, matmuls=matmuls, latent=latent[i], chunked=chunked[i])
             for i, window in enumerate(config.windows)
         ]
         self._recurrent = None
-        caches: list[Any] = self.layers
         if config.recurrent is not None:
             self._recurrent = RecurrentGroup(config.recurrent, config.slots, RecurrentOperations())
-            caches = config.recurrent.caches(self.layers, self._recurrent.layers)
+        slots = () if self._recurrent is None else self._recurrent.layers
+        caches = self.layers if config.layout is None else config.layout.caches(self.layers, slots)
         self._forward = ForwardPass(module, caches, config.selection)
         self._index = PrefixIndex(PREFIX_BLOCK) if config.keep_prefixes else None
         self._evaluate = evaluation(self.lookahead)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import mlx.core as mx
@@ -39,11 +40,21 @@ class ContiguousPass:
 class ContiguousLayer:
     """Layer `index`; `window` is 0 where it sees everything. With `matmuls`, the attention of single tokens is two
     matrix products and a softmax: fewer operations, where each is a task for a thread, as on the CPU. A
-    `latent` layer holds latents and rotated keys."""
+    `latent` layer holds latents and rotated keys; in a `chunked` one windows begin at multiples of their length."""
 
-    def __init__(self, index: int, window: int, step: ContiguousPass, *, matmuls: bool, latent: bool = False) -> None:
+    def __init__(
+        self,
+        index: int,
+        window: int,
+        step: ContiguousPass,
+        *,
+        matmuls: bool,
+        latent: bool = False,
+        chunked: bool = False,
+    ) -> None:
         self._index = index
-        self._window = window
+        self._window = 0 if chunked else window
+        self._chunk = window if chunked else 0
         self._step = step
         self._matmuls = matmuls
         self._latent = latent
@@ -87,7 +98,7 @@ class ContiguousLayer:
         sequence. `keys` and `values` are what `update_and_fetch` returned: the self-test checks that."""
         window = min(filter(None, (window, self._window)), default=0)
         parts = self._attend_singles(queries, scale, window, sinks, softcap)
-        for segment in self._step.longer:
+        for segment in self._longer():
             parts.append(self._attend_longer(_part_of(queries, segment), segment, scale, window, sinks, softcap))
         return parts[0] if len(parts) == 1 else mx.concatenate(parts)
 
@@ -104,6 +115,14 @@ class ContiguousLayer:
         parts = [_attend_by_matmuls(own, *kv, softcap) for own, kv in zip(_rows(grouped, count), seen, strict=True)]
         out = parts[0] if count == 1 else mx.concatenate(parts)
         return [out.reshape(count, -1, 1, out.shape[-1])]
+
+    def _longer(self) -> Iterator[PlacedSegment]:
+        """The segments of several tokens, in a chunked layer as parts that are in one chunk each."""
+        for segment in self._step.longer:
+            start, end = segment.end - segment.count, segment.end
+            borders = range(start // self._chunk * self._chunk + self._chunk, end, self._chunk) if self._chunk else ()
+            for low, high in pairwise([start, *borders, end]):
+                yield PlacedSegment(segment.first + low - start, high - low, high, segment.buffers)
 
     def _attend_longer(
         self, queries: Any, segment: PlacedSegment, scale: float, window: int, sinks: Any | None, softcap: float
@@ -141,8 +160,10 @@ class ContiguousLayer:
 
     def _seen(self, segment: PlacedSegment, window: int) -> tuple[Any, Any]:
         """Keys and values that the segment's tokens see."""
-        seen = min(segment.end, window - 1 + segment.count) if window else segment.end
-        return self._buffer(segment).last(seen)
+        low = max(0, segment.end - (window - 1 + segment.count)) if window else 0
+        if self._chunk:
+            low = max(low, (segment.end - 1) // self._chunk * self._chunk)
+        return self._buffer(segment).between(low, segment.end)
 
     def _buffer(self, segment: PlacedSegment) -> Buffer:
         return segment.buffers[self._index]

@@ -26,6 +26,7 @@ from ...mlxlm import Selection
 from ...recurrent.kernels import RecurrentKernels
 from ...recurrent.layer import Recurrences
 from ..backend import Clock, Live, WarmLimits, WarmPass
+from ..cache_layout import CacheLayout
 from ..prefix_view import PrefixView
 from ..recurrent_group import RecurrentGroup, RecurrentRow
 from .copies import PageCopies
@@ -52,13 +53,15 @@ class _State:
 class PagedConfig(PagedMemory):
     """The backend with that memory. `selection` chooses what the model's head sees. `decoder`, if any, computes passes
     with fused layers in place of the model; or, with `compiled`, with the model's own layers, and compiles those that
-    only decode. `recurrences` computes recurrent layers."""
+    only decode. `recurrences` computes recurrent layers. `layout` arranges the caches (None: one for each of the
+    layers, in order)."""
 
     selection: Selection | None
     keep_prefixes: bool = True
     decoder: Any | None = None
     recurrences: Recurrences = field(default_factory=RecurrentKernels)
     compiled: bool = False
+    layout: CacheLayout | None = None
 
     name = "paged"
 
@@ -92,10 +95,10 @@ class PagedBackend:
         self._step = PagedPass(self._shapes)
         self.layers = [self._new_layer(layer, config) for layer in config.layers]
         self._recurrent = None
-        caches: list[Any] = self.layers
         if config.recurrent is not None:
             self._recurrent = RecurrentGroup(config.recurrent, config.slots, config.recurrences)
-            caches = config.recurrent.caches(self.layers, self._recurrent.layers)
+        slots = () if self._recurrent is None else self._recurrent.layers
+        caches = self.layers if config.layout is None else config.layout.caches(self.layers, slots)
         self._forward = ForwardPass(config.decoder or module, caches, config.selection, self._step.put)
         windows = [WindowPages(config.window_pages(window), PAGE, window, SLACK) for window in config.windows]
         self._copies = PageCopies(self.layers, 1 + len(windows), self._step.put)
@@ -112,7 +115,8 @@ class PagedBackend:
         kernels, windows = layer.kernels, config.windows
         shape = next(i for i, one in enumerate(self._shapes) if one is kernels)
         own = layer.window in windows
-        kind = LayerKind(1 + windows.index(layer.window) if own else 0, shape, layer.window)
+        window, chunk = (0, layer.window) if layer.chunked else (layer.window, 0)
+        kind = LayerKind(1 + windows.index(layer.window) if own else 0, shape, window, chunk)
         pool = kernels.new_pool(config.window_pages(layer.window) if own else config.pages)
         return PagedLayer(kind, kernels, pool, self._step)
 

@@ -19,10 +19,12 @@ _LEAST_PAGES = 2
 
 
 class LayerConfig(NamedTuple):
-    """One layer's `window` (0: none), and the `kernels` that read its heads; layers of one shape have the same."""
+    """One layer's `window` (0: none), and the `kernels` that read its heads; layers of one shape have the same. The
+    windows of a `chunked` layer begin at multiples of their length."""
 
     window: int
     kernels: Kernels
+    chunked: bool = False
 
 
 def uniform(windows: Iterable[int], kernels: Kernels) -> list[LayerConfig]:

@@ -15,7 +15,7 @@ from ...device.staging import Staging
 from ...forward.compiled import CompiledPasses
 from ...forward.ragged import RaggedBatch
 from .kernels import Kernels
-from .tiling import COUNT, COUNTERS, FIRST, PAGES, Segments, Tiles, padded
+from .tiling import COUNT, COUNTERS, FIRST, PAGES, Segments, Tiles, padded, within_chunks
 
 PAGE = 32
 NOWHERE = -1
@@ -27,12 +27,13 @@ _LEAST_DEQUANTIZED = 64
 
 
 class LayerKind(NamedTuple):
-    """Layers whose attention has the same work: the index of their page table, that of their kernels, and their window
-    (0: none)."""
+    """Layers whose attention has the same work: the index of their page table, that of their kernels, their window
+    (0: none), and the length of chunks that they attend within (0: none)."""
 
     table: int
     shape: int
     window: int
+    chunk: int = 0
 
 
 class TableRows(NamedTuple):
@@ -166,6 +167,8 @@ class PagedPass:
 
     def _plan(self, decode: bool, kind: LayerKind) -> Tiles:
         some = self.tables[kind.table].segments[decode]
+        if kind.chunk:
+            some = within_chunks(some, kind.chunk, PAGE)
         return self.shapes[kind.shape].plan(some, self.decode_tokens, window=kind.window, decode=decode)
 
     def _keys(self, kinds: set[LayerKind]) -> list[tuple[bool, LayerKind]]:

@@ -65,6 +65,24 @@ class Tiles:
     parts: int
 
 
+def within_chunks(segments: Segments, chunk: int, page: int) -> Segments:
+    """Segments whose tokens see those of their own chunk alone, a multiple of `page` tokens, as segments of as many
+    sequences that begin with a chunk."""
+    starts = segments[:, POSITION]
+    ends = starts + segments[:, COUNT]
+    first = starts // chunk
+    parts = (ends - 1) // chunk - first + 1
+    row = np.arange(len(segments)).repeat(parts)
+    borders = (first[row] + np.arange(len(row)) - (parts.cumsum() - parts)[row]) * chunk
+    lows, highs = np.maximum(starts[row], borders), np.minimum(ends[row], borders + chunk)
+    made = segments[row]
+    made[:, FIRST] += lows - starts[row]
+    made[:, COUNT] = highs - lows
+    made[:, POSITION] = lows - borders
+    made[:, PAGES] += borders // page
+    return made
+
+
 def decode_tiles(segments: Segments, *, rep: int, heads: int, window: int) -> Tiles:
     """One tile for each segment, all of which are short, split so that every block reads as many cached tokens."""
     most = int(segments[:, COUNT].max()) * rep
