@@ -10,11 +10,13 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
+from tests.runner.backends import Driven, segment
+from tests.runner.family_fidelity import WAYS, Judge
 from tests.runner.family_paths import chosen
 from tests.support.architectures import WINDOW, config_of, new_module
 from treadle.runner.kv.cache_layout import CacheKind, CacheLayout
 from treadle.runner.kv.contiguous.backend import ContiguousConfig
-from treadle.runner.kv.cost import kv_cost
+from treadle.runner.kv.cost import KvCost, kv_cost
 from treadle.runner.kv.paged.backend import PagedConfig
 from treadle.runner.mlxlm import Window, can_trim, connect
 
@@ -35,6 +37,31 @@ CHANGED: dict[str, dict[str, Any]] = {
 def test_it_is_served_from_sequences_own_buffers(architecture: str) -> None:
     model = chosen(config_of(architecture, **CHANGED[architecture]), "cpu")
     assert isinstance(model.choice.config, ContiguousConfig), model.choice.rejected
+
+
+@pytest.mark.parametrize("architecture", ["deepseek_v32", "minimax_m3_vl"])
+def test_attention_over_a_chosen_part_is_mlx_lms(architecture: str) -> None:
+    """In prompts that are longer than what is chosen. Pages have no kernels for it."""
+    model = chosen(config_of(architecture), "cuda")
+    assert isinstance(model.choice.config, ContiguousConfig)
+    assert model.choice.reason_against("paged") == "its attention looks at a chosen part of the tokens"
+    assert not any(WAYS["together, chunked, preempted"](model, Judge(model, {})))
+
+
+def test_what_was_chosen_by_all_is_all() -> None:
+    """Sequences that choose nothing attend as usual, also beside one that chooses everything."""
+    rows = Driven(ContiguousConfig([0], None, "cpu", KvCost(0, 0), keep_prefixes=False))
+    for id_ in "ab":
+        rows.admit(id_)
+    rows.begin(rows.order([segment("a", (0,) * 8, 0), segment("b", (0,), 0)]))
+    (layer,) = rows.backend.layers
+    numbers = mx.random.normal((9, 1, 1, 4), key=mx.random.key(1))
+    layer.update_and_fetch(numbers, numbers)
+    assert layer.choices(lambda queries, keys: None, numbers) is None
+    choices = layer.choices(lambda queries, keys: None if keys.shape[2] == 1 else mx.tri(8, dtype=mx.bool_), numbers)
+    assert [choice is None for choice in choices] == [True, False]
+    usual = layer.attend(numbers, None, None, 0.5, 0, None)
+    assert mx.allclose(layer.attend_chosen(numbers, 0.5, choices), usual, atol=1e-5).item()
 
 
 def test_chunks_of_attention_are_windows_of_pages() -> None:

@@ -68,7 +68,7 @@ _LATENT = {
     "v_head_dim": 32,
 }
 _DEEPSEEK: Config = {**COMMON, **_ROUTED, **_LATENT}
-_INDEXER = {"index_head_dim": 64, "index_n_heads": 2, "index_topk": 2048}
+_INDEXER = {"index_head_dim": 64, "index_n_heads": 8, "index_topk": 48}
 _YARN = {
     "rope_type": "yarn",
     "rope_theta": 10000.0,
@@ -455,6 +455,11 @@ ARCHITECTURES: dict[str, Config] = {
             "dense_intermediate_size": 96,
             "shared_intermediate_size": 32,
             "moe_layer_freq": [0, 1],
+            "sparse_attention_freq": [0, 1],
+            "index_n_heads": 2,
+            "index_head_dim": 64,
+            "index_block_size": 16,
+            "index_topk_blocks": 3,
         }
     },
     "ministral3": {

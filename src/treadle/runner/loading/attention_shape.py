@@ -10,6 +10,7 @@ import mlx.core as mx
 from ..kv.cache_layout import CacheKind, CacheLayout
 from ..kv.paged.kernels import AttentionShape
 from ..mlxlm import FETCHED, MlxLm
+from ..unsupported import Unsupported
 
 
 def attending(library: MlxLm, module: Any, layout: CacheLayout) -> CacheLayout:
@@ -31,7 +32,8 @@ def latent_layers(library: MlxLm, module: Any, layout: CacheLayout) -> list[bool
 
 def attention_shapes(library: MlxLm, module: Any, layout: CacheLayout) -> list[AttentionShape]:
     """The shape of each of the module's layers with attention. Raises NotImplementedError where a layer's attention is
-    not attention over its own keys and values; whatever the module's code raises comes through."""
+    not attention over its own keys and values, and Unsupported where it is over a part of them; whatever the module's
+    code raises comes through."""
     return [recorder.shape for recorder in _recorded(library, module, layout)]
 
 
@@ -58,6 +60,7 @@ class _Recorder:
         self.sinks = False
         self.softcap = 0.0
         self.latent = False
+        self.chooses = False
 
     def make_mask(self, *_: Any, **__: Any) -> None:
         return None
@@ -91,8 +94,13 @@ class _Recorder:
         self.queries, self.latent = queries, True
         return mx.zeros(queries.shape, queries.dtype)
 
+    def choices(self, choose: Any, *arrays: Any) -> None:
+        self.chooses = True
+
     @property
     def shape(self) -> AttentionShape:
+        if self.chooses:
+            raise Unsupported("its attention looks at a chosen part of the tokens")
         if self.queries is None:
             raise NotImplementedError("a layer computes no attention of its own")
         _, heads, _, dim = self.keys.shape

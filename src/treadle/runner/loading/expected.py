@@ -63,7 +63,7 @@ def _memory(library: MlxLm, module: Any) -> tuple[tuple[tuple[int, int], ...] | 
     states = 0 if routed.recurrent is None else routed.recurrent.slot_bytes
     try:
         shapes = attention_shapes(library, module, routed.layout)
-    except FAULTS:
+    except (*FAULTS, Unsupported):
         return None, states
     return tuple(zip(routed.windows, map(_elements, shapes), strict=True)), states
 

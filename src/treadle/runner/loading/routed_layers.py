@@ -54,5 +54,7 @@ def known_attention() -> Iterator[None]:
         yield
     except Unsupported:
         raise
+    except NotImplementedError as error:
+        raise Unsupported(str(error)) from error
     except FAULTS as error:
         raise Unsupported(f"its attention is not known ({type(error).__name__}: {error})") from error

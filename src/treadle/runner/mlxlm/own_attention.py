@@ -12,7 +12,9 @@ from typing import Any
 
 import mlx.core as mx
 
+from . import chosen
 from .fetched import FETCHED
+from .heads import heads_of, lines_of
 from .hooks import Window
 
 
@@ -32,7 +34,7 @@ def route(module: Any) -> bool:
 
 def _routed(kind: Any, attended: Callable[..., Any]) -> type:
     """Return the class `kind` with attention by `attended` where the cache computes it. Its call takes hidden states
-    first, a mask, and the cache or the keys that another layer's returned."""
+    first, a mask, and the cache, a list of caches, or the keys that another layer's returned."""
     signature = inspect.signature(kind.__call__)
     _, first, *names = signature.parameters
     masks = next(name for name in names if name.endswith("mask"))
@@ -42,7 +44,7 @@ def _routed(kind: Any, attended: Callable[..., Any]) -> type:
         cache, mask = given.get("cache"), given.get(masks)
         if "keys" in given:
             cache = FETCHED.cache_of(given["keys"])
-        if not hasattr(cache, "attend"):
+        if not hasattr(cache[0] if isinstance(cache, list) else cache, "attend"):
             return kind.__call__(self, *args, **named)
         if mask is not None and not isinstance(mask, Window):
             raise NotImplementedError("the model makes a mask of its own")
@@ -69,23 +71,23 @@ def _like(kind: Any, call: Callable[..., Any], *, attends: bool) -> type:
 
 def _gemma2(self: Any, x: Any, window: int, cache: Any) -> Any:
     """Gemma 2, with scores that are capped. mlx-lm's own call fails for a batch with a mask."""
-    queries = _heads(self.q_proj(x), self.n_heads)
-    keys, values = _heads(self.k_proj(x), self.n_kv_heads), _heads(self.v_proj(x), self.n_kv_heads)
+    queries = heads_of(self.q_proj(x), self.n_heads)
+    keys, values = heads_of(self.k_proj(x), self.n_kv_heads), heads_of(self.v_proj(x), self.n_kv_heads)
     queries, keys = self.rope(queries, offset=cache.offset), self.rope(keys, offset=cache.offset)
     keys, values = cache.update_and_fetch(keys, values)
     cap = float(self.attn_logit_softcapping)
-    return self.o_proj(_lines(cache.attend(queries, keys, values, self.scale, window, None, softcap=cap)))
+    return self.o_proj(lines_of(cache.attend(queries, keys, values, self.scale, window, None, softcap=cap)))
 
 
 def _plamo2(self: Any, x: Any, window: int, cache: Any) -> Any:
     """PLaMo 2, whose queries and keys are normed and weighted by the head."""
     queries, keys, values = mx.split(self.qkv_proj(x), [self.q_proj_dim, self.q_proj_dim + self.k_proj_dim], axis=-1)
-    queries, keys = _heads(queries, self.q_num_heads), _heads(keys, self.k_num_heads)
+    queries, keys = heads_of(queries, self.q_num_heads), heads_of(keys, self.k_num_heads)
     queries = mx.fast.rms_norm(queries, weight=None, eps=1e-6) * self.q_weight[:, None]
     keys = mx.fast.rms_norm(keys, weight=None, eps=1e-6) * self.k_weight[:, None]
     queries, keys = self.rope(queries, offset=cache.offset), self.rope(keys, offset=cache.offset)
-    keys, values = cache.update_and_fetch(keys, _heads(values, self.v_num_heads))
-    return self.o_proj(_lines(cache.attend(queries, keys, values, self.scale, window, None)))
+    keys, values = cache.update_and_fetch(keys, heads_of(values, self.v_num_heads))
+    return self.o_proj(lines_of(cache.attend(queries, keys, values, self.scale, window, None)))
 
 
 def _stablelm(self: Any, x: Any, window: int, cache: Any) -> Any:
@@ -97,26 +99,26 @@ def _stablelm(self: Any, x: Any, window: int, cache: Any) -> Any:
     if self.qk_layernorm:
         queries, keys = self.q_layernorm(queries), self.k_layernorm(keys)
     queries, keys = (self.rope(one.transpose(0, 2, 1, 3), offset=cache.offset) for one in (queries, keys))
-    keys, values = cache.update_and_fetch(keys, _heads(self.v_proj(x), self.num_key_value_heads))
-    return self.o_proj(_lines(cache.attend(queries, keys, values, self.head_dim**-0.5, window, None)))
+    keys, values = cache.update_and_fetch(keys, heads_of(self.v_proj(x), self.num_key_value_heads))
+    return self.o_proj(lines_of(cache.attend(queries, keys, values, self.head_dim**-0.5, window, None)))
 
 
 def _plamo(self: Any, x: Any, window: int, cache: Any) -> Any:
     """PLaMo, whose kv heads are shared by query heads that are not side by side: those of number h, h + the number of
     kv heads, and so on."""
-    queries, keys = _heads(self.q_proj(x), self.q_num_heads), _heads(self.k_proj(x), self.k_num_heads)
+    queries, keys = heads_of(self.q_proj(x), self.q_num_heads), heads_of(self.k_proj(x), self.k_num_heads)
     queries, keys = self.rotary_emb(queries, offset=cache.offset), self.rotary_emb(keys, offset=cache.offset)
-    keys, values = cache.update_and_fetch(keys, _heads(self.v_proj(x), self.v_num_heads))
+    keys, values = cache.update_and_fetch(keys, heads_of(self.v_proj(x), self.v_num_heads))
     queries = mx.unflatten(queries, 1, (-1, self.k_num_heads)).swapaxes(1, 2).flatten(1, 2)
     out = cache.attend(queries, keys, values, self.scale, window, None)
-    return self.o_proj(_lines(mx.unflatten(out, 1, (self.k_num_heads, -1)).swapaxes(1, 2).flatten(1, 2)))
+    return self.o_proj(lines_of(mx.unflatten(out, 1, (self.k_num_heads, -1)).swapaxes(1, 2).flatten(1, 2)))
 
 
 def _afm7(self: Any, x: Any, window: int, cache: Any) -> Any:
     """AFM 7, in layers that share an earlier one's keys and values. mlx-lm's own call takes their number for the
     position."""
-    queries = self.q_norm(self.rope(_heads(self.q_proj(x), self.n_heads), offset=cache.offset))
-    return self.out_proj(_lines(cache.attend(queries, *FETCHED.of(cache), self.scale, window, None)))
+    queries = self.q_norm(self.rope(heads_of(self.q_proj(x), self.n_heads), offset=cache.offset))
+    return self.out_proj(lines_of(cache.attend(queries, *FETCHED.of(cache), self.scale, window, None)))
 
 
 def _gpt_bigcode(self: Any, inputs: Any, cache: Any) -> Any:
@@ -129,7 +131,7 @@ def _gpt_bigcode(self: Any, inputs: Any, cache: Any) -> Any:
 
 def _llama4(self: Any, x: Any, window: int, cache: Any) -> Any:
     """Llama 4, whose layers that see all tokens have no rotation, and queries that grow with the position."""
-    queries, keys = _heads(self.q_proj(x), self.n_heads), _heads(self.k_proj(x), self.n_kv_heads)
+    queries, keys = heads_of(self.q_proj(x), self.n_heads), heads_of(self.k_proj(x), self.n_kv_heads)
     if self.use_rope:
         queries, keys = self.rope(queries, offset=cache.offset), self.rope(keys, offset=cache.offset)
     elif self.attn_temperature_tuning:
@@ -137,8 +139,8 @@ def _llama4(self: Any, x: Any, window: int, cache: Any) -> Any:
         queries = (queries * factors[:, None, None, None]).astype(queries.dtype)
     if self.use_qk_norm:
         queries, keys = (mx.fast.rms_norm(one, weight=None, eps=1e-6) for one in (queries, keys))
-    keys, values = cache.update_and_fetch(keys, _heads(self.v_proj(x), self.n_kv_heads))
-    return self.o_proj(_lines(cache.attend(queries, keys, values, self.scale, window, None)))
+    keys, values = cache.update_and_fetch(keys, heads_of(self.v_proj(x), self.n_kv_heads))
+    return self.o_proj(lines_of(cache.attend(queries, keys, values, self.scale, window, None)))
 
 
 def _llama4_model(self: Any, inputs: Any, cache: Any) -> Any:
@@ -149,20 +151,12 @@ def _llama4_model(self: Any, inputs: Any, cache: Any) -> Any:
     return self.norm(x)
 
 
-def _heads(x: Any, heads: int) -> Any:
-    """(B, L, heads * D) as (B, heads, L, D)."""
-    return x.reshape(*x.shape[:2], heads, -1).transpose(0, 2, 1, 3)
-
-
-def _lines(x: Any) -> Any:
-    """(B, heads, L, D) as (B, L, heads * D)."""
-    return x.transpose(0, 2, 1, 3).reshape(x.shape[0], x.shape[2], -1)
-
-
 _CALLS = {
     "afm7.KVReuseAttention": _afm7,
+    "deepseek_v32.DeepseekV32Attention": chosen.deepseek_v32,
     "gemma2.Attention": _gemma2,
     "llama4.Attention": _llama4,
+    "minimax_m3_vl.Attention": chosen.minimax_m3,
     "plamo.Attention": _plamo,
     "plamo2.Attention": _plamo2,
     "stablelm.Attention": _stablelm,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -158,6 +158,37 @@ class ContiguousLayer:
             parts.append(out[0].transpose(1, 0, 2)[:, :, None])
         return parts[0] if len(parts) == 1 else mx.concatenate(parts)
 
+    def choices(self, choose: Callable[..., Any | None], *arrays: Any) -> list[Any | None] | None:
+        """What `choose` returns for each segment, single tokens first: the cached tokens that it attends to, as a mask
+        (1, 1 or query heads, n, S) or as indices, None for all. It gets the segment's part (1, heads, n, D) of each of
+        `arrays` (T, heads, 1, D), and this layer's keys (1, kv heads, S, D). None where it chose all everywhere."""
+        made = [
+            choose(*(_part_of(array, segment) for array in arrays), self._seen(segment, 0)[0])
+            for segment in self._segments
+        ]
+        return made if any(one is not None for one in made) else None
+
+    def attend_chosen(
+        self, queries: Any, scale: float, chosen: Sequence[Any | None], rotated: Any | None = None
+    ) -> Any:
+        """Attention as by `attend`, or with `rotated` as by `attend_latent`, over the tokens that are `chosen`, as
+        `choices` returns them."""
+        parts = []
+        for segment, choice in zip(self._segments, chosen, strict=True):
+            keys, values = self._seen(segment, 0)
+            own = _part_of(queries, segment) * scale
+            if rotated is not None:
+                own = mx.concatenate([own, _part_of(rotated, segment)], axis=-1)
+                keys, values = mx.concatenate([keys, values], axis=-1), keys
+            out = _attend_to_chosen(own, keys, values, choice)
+            parts.append(out[0].transpose(1, 0, 2)[:, :, None])
+        return parts[0] if len(parts) == 1 else mx.concatenate(parts)
+
+    @property
+    def _segments(self) -> list[PlacedSegment]:
+        """The step's segments, in the batch's order."""
+        return [*self._step.singles, *self._step.longer]
+
     def _seen(self, segment: PlacedSegment, window: int) -> tuple[Any, Any]:
         """Keys and values that the segment's tokens see."""
         low = max(0, segment.end - (window - 1 + segment.count)) if window else 0
@@ -186,6 +217,16 @@ def _attend_to_latents(queries: Any, rotated: Any, latents: Any, rotated_keys: A
     """Attention (1, heads, 1, DV) of one token's scaled `queries` of that shape, and of their rotated parts."""
     scores = queries.swapaxes(1, 2) @ latents.swapaxes(-1, -2) + rotated.swapaxes(1, 2) @ rotated_keys.swapaxes(-1, -2)
     return (mx.softmax(scores, axis=-1, precise=True) @ latents).swapaxes(1, 2)
+
+
+def _attend_to_chosen(queries: Any, keys: Any, values: Any, chosen: Any | None) -> Any:
+    """Attention (1, query heads, n, DV) of scaled queries over the tokens that are `chosen`: a mask, indices, or None
+    for all."""
+    if chosen is None:
+        return _fused(queries, keys, values, scale=1.0, mask="causal")
+    if chosen.dtype == mx.bool_:
+        return _fused(queries, keys, values, scale=1.0, mask=chosen)
+    return _fused(queries, keys[:, :, chosen], values[:, :, chosen], scale=1.0)
 
 
 def _rows(array: Any, count: int) -> list[Any]:
