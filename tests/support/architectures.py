@@ -662,6 +662,10 @@ def new_module(config: Config, seed: int = 0) -> Any:
 
 
 def _louder(weight: Any) -> Any:
+    """Weights that are zeros until they are read would hide what they are for: a convolution that adds nothing, or
+    experts that are all alike."""
+    if weight.ndim > 1 and mx.issubdtype(weight.dtype, mx.floating) and not mx.any(weight).item():
+        return mx.random.normal(weight.shape, weight.dtype) * 0.3
     return weight * 3 if weight.ndim == 2 and mx.issubdtype(weight.dtype, mx.floating) else weight
 
 

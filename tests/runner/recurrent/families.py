@@ -158,6 +158,15 @@ RECURRENT: dict[str, dict[str, Any]] = {
         "q_lora_rank": 32,
         "moe_shared_expert_intermediate_size": 32,
     },
+    "recurrent_gemma": {
+        **COMMON,
+        "num_hidden_layers": 3,
+        "attention_bias": False,
+        "conv1d_width": 4,
+        "logits_soft_cap": 30.0,
+        "attention_window_size": 64,
+        "block_types": ["recurrent", "recurrent", "attention"],
+    },
     "gear": {**COMMON, "num_hidden_layers": 3, "layer_types": ["conv_mixer", "full_attention", "conv_mixer"]},
     "kimi_k3": {
         "text_config": {
@@ -190,7 +199,7 @@ def _varied(path: str, weight: Any) -> Any:
     name = path.rpartition(".")[2]
     if name in ("A_log", "dt_bias", "D"):
         return weight + mx.random.normal(weight.shape)
-    if weight.ndim == 3 and weight.shape[2] == 1:
+    if weight.ndim == 3 and (weight.shape[2] == 1 or "gate_weight" in name):
         return mx.random.normal(weight.shape) * 0.5
     return weight * 3 if weight.ndim == 2 else weight
 

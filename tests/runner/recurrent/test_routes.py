@@ -26,15 +26,6 @@ UNKNOWN: dict[str, dict[str, Any]] = {
         "gate_low_rank_dim": 16,
         "decay_low_rank_dim": 16,
     },
-    "recurrent_gemma": {
-        **_SMALL,
-        **_HEADS,
-        "attention_bias": False,
-        "conv1d_width": 4,
-        "logits_soft_cap": 30.0,
-        "attention_window_size": 64,
-        "block_types": ["recurrent", "recurrent", "attention"],
-    },
     "baichuan_m1": {**_SMALL, **_HEADS, "sliding_window": 32, "sliding_window_layers": [1], "conv_window": 2},
 }
 

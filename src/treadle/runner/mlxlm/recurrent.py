@@ -18,6 +18,11 @@ from typing import Any, Protocol
 import mlx.core as mx
 import mlx.nn as nn
 
+_UNIT_ROW = 4
+"""Numbers in a row of the state of a unit that has one: kernels take rows of four and more."""
+_LEAST_STEP = 1e-12
+"""The least negative logarithm of a decay, by which inputs are divided; it is no decay in float32."""
+
 
 class Convolution(Protocol):
     """The convolution of a step's inputs (T, 1, C) from slots."""
@@ -45,13 +50,21 @@ class RoutedConvolution(nn.Conv1d):  # type: ignore[misc]
         return slots.convolve(x, self.weight, self.get("bias"))
 
 
+class BoundConvolution(Protocol):
+    """A layer's convolution that computes from slots once they are bound."""
+
+    weight: Any
+
+    def bind(self, slots: Convolution) -> None: ...
+
+
 @dataclass(frozen=True)
 class RecurrentState:
     """One state of a recurrent layer, for one sequence; with its convolution where it is one's last inputs."""
 
     shape: tuple[int, ...]
     dtype: Any
-    convolution: RoutedConvolution | None = None
+    convolution: BoundConvolution | None = None
 
     @property
     def nbytes(self) -> int:
@@ -70,19 +83,20 @@ def recurrent_states(model: Any, leaves: Sequence[Any]) -> list[list[RecurrentSt
     return found
 
 
-def _states_of(arrays: Sequence[Any], convolutions: list[RoutedConvolution], known: bool) -> list[RecurrentState]:
+def _states_of(arrays: Sequence[Any], convolutions: list[BoundConvolution], known: bool) -> list[RecurrentState]:
     """The states of a cache; takes the convolutions that they belong to from the front of `convolutions`. `known` says
     whether the model has recurrences that were routed."""
     states = []
     for array in arrays:
         convolution = convolutions.pop(0) if convolutions and _is_of(array, convolutions[0]) else None
-        if convolution is None and not (known and array is not None and array.ndim in (3, 4)):
+        if convolution is None and not (known and array is not None and array.ndim in (2, 3, 4)):
             raise NotImplementedError("a recurrent layer's state goes through no function that is known")
-        states.append(RecurrentState(tuple(array.shape[1:]), array.dtype, convolution))
+        shape = tuple(array.shape[1:])
+        states.append(RecurrentState(shape if len(shape) > 1 else (*shape, _UNIT_ROW), array.dtype, convolution))
     return states
 
 
-def _is_of(array: Any, convolution: RoutedConvolution) -> bool:
+def _is_of(array: Any, convolution: BoundConvolution) -> bool:
     """Whether a state is that of a convolution."""
     channels, width, _ = convolution.weight.shape
     return array is not None and tuple(array.shape[1:]) == (width - 1, channels)
@@ -100,24 +114,41 @@ def _route_recurrences(model: Any) -> bool:
             if not hasattr(function, "routes"):
                 setattr(module, name, _marked(route(function)))
     for layer in model.modules():
-        step = _CHANNEL_MIXERS.get((type(layer).__module__, type(layer).__name__))
-        if step is not None:
-            layer.__class__ = _with_step(type(layer), step)
+        kind = type(layer).__module__, type(layer).__name__
+        if kind in _CHANNEL_MIXERS:
+            layer.__class__ = _with_step(type(layer), _CHANNEL_MIXERS[kind])
+        if kind in _UNITS:
+            layer.__class__ = _with_call(type(layer), _UNITS[kind])
         found = found or hasattr(type(layer), "channel_mixer")
     return found
 
 
-def _route_convolutions(model: Any) -> list[RoutedConvolution]:
+def _route_convolutions(model: Any) -> list[BoundConvolution]:
     """The causal convolutions of `model`'s layers, in the order of the layers and of their parts."""
     return [one for layer in model.layers for part in layer.modules()[::-1] for one in _convolutions_of(part)]
 
 
-def _convolutions_of(parent: Any) -> Iterator[RoutedConvolution]:
+def _convolutions_of(parent: Any) -> Iterator[BoundConvolution]:
     for child in parent.children().values():
         if type(child) is nn.Conv1d and child.weight.shape[2] == 1:
             child.__class__ = RoutedConvolution
-        if isinstance(child, RoutedConvolution):
+        if (type(child).__module__, type(child).__name__) in _CONVOLUTIONS and not hasattr(child, "bind"):
+            child.__class__ = _with_state(type(child))
+        if hasattr(child, "bind"):
             yield child
+
+
+def _with_state(kind: Any) -> type:
+    """The class `kind` of a convolution that gets its state and returns it, which may be bound to slots."""
+
+    def call(self: Any, x: Any, cache: Any = None) -> tuple[Any, Any]:
+        slots = getattr(self, "_slots", None)
+        if slots is None or cache is None or cache.shape[1]:
+            return kind.__call__(self, x, cache)  # type: ignore[no-any-return]
+        return slots.convolve(x, self.weight, self.bias), cache
+
+    members = {"__call__": call, "__module__": kind.__module__, "bind": RoutedConvolution.bind}
+    return type(kind.__name__, (kind,), members)
 
 
 def _marked(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -241,9 +272,33 @@ def _jamba_step(self: Any, x: Any, rates: Any, state: Any = None) -> tuple[Any, 
     return state.channels(x, delta, self.A_log, b, c) + self.D * x, state
 
 
+def _rg_lru(self: Any, x: Any, state: Any) -> tuple[Any, Any]:
+    """`RGLRU.__call__` for `x` (T, 1, C), as channels whose states have one number in a row. A sequence's first token
+    comes in as it is."""
+    gates = x.reshape(x.shape[0], self.num_heads, 1, self.head_dim)
+    inputs = mx.sigmoid((gates @ self.input_gate_weight)[:, :, 0] + self.input_gate_bias).reshape(x.shape)
+    decays = mx.sigmoid((gates @ self.recurrent_gate_weight)[:, :, 0] + self.recurrent_gate_bias).reshape(x.shape)
+    steps = mx.maximum((8.0 * decays * nn.softplus(self.recurrent_param)).astype(mx.float32), _LEAST_STEP)
+    shares = mx.where(state.begins[:, None, None], 1.0, mx.sqrt(1 - mx.exp(-2 * steps)))
+    first = (mx.arange(_UNIT_ROW) == 0).astype(mx.float32)
+    row = mx.broadcast_to(first, (*x.shape[:2], _UNIT_ROW))
+    rates = mx.zeros((x.shape[-1], _UNIT_ROW))
+    return state.channels(x * inputs * shares / steps, steps, rates, row, row).astype(x.dtype), state
+
+
 def _split(mixer: Any, x: Any) -> list[Any]:
     rank = mixer.time_step_rank
     return list(mx.split(mixer.x_proj(x), [rank, rank + mixer.ssm_state_size], axis=-1))
+
+
+def _with_call(kind: Any, computed: Callable[..., Any]) -> type:
+    """The class of a recurrence of single units, for states in slots as well."""
+
+    def call(self: Any, x: Any, cache: Any = None) -> Any:
+        return computed(self, x, cache) if hasattr(cache, "channels") else kind.__call__(self, x, cache)
+
+    members = {"__call__": call, "__module__": kind.__module__, "channel_mixer": True}
+    return type(f"Routed{kind.__name__}", (kind,), members)
 
 
 def _with_step(mixer: type, step: Callable[..., Any]) -> type:
@@ -267,3 +322,5 @@ _CHANNEL_MIXERS: dict[tuple[str, str], Callable[..., Any]] = {
     ("mlx_lm.models.mamba", "MambaBlock"): _mamba_step,
     ("mlx_lm.models.jamba", "JambaMambaMixer"): _jamba_step,
 }
+_UNITS: dict[tuple[str, str], Callable[..., Any]] = {("mlx_lm.models.recurrent_gemma", "RGLRU"): _rg_lru}
+_CONVOLUTIONS = {("mlx_lm.models.recurrent_gemma", "Conv1d")}

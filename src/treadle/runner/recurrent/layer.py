@@ -111,6 +111,11 @@ class StateSlots(_Slots):
         """The state as the model sees it."""
         return self
 
+    @property
+    def begins(self) -> Any:
+        """Whether each of the step's tokens (T,) is its sequence's first."""
+        return self._step.begins
+
     def gated_delta(
         self,
         q: Any,

@@ -95,6 +95,12 @@ class RecurrentPass:
             ]
         return self._runs
 
+    @property
+    def begins(self) -> Any:
+        """Whether each token (T,) is its sequence's first."""
+        lines = self.table[self.rows]
+        return (lines[:, 2] == FRESH) & (lines[:, 0] == mx.arange(self.count))
+
     def empty(self, channels: int, dtype: Any) -> Any:
         """An array (T, 0, channels): a convolution's state that adds nothing to the inputs that it is put before."""
         key = channels, dtype
