@@ -28,6 +28,7 @@ CHANGED: dict[str, dict[str, Any]] = {
     "longcat_flash": {},
     "nemotron-nas": {},
     "plamo": {"num_attention_heads": 8, "hidden_size": 512, "n_shared_head": 4},
+    "plamo3": {},
     "stablelm": {"qk_layernorm": True},
 }
 """Fields that differ from those of the tests of all families."""
@@ -88,6 +89,18 @@ def test_a_cache_of_chunks_costs_a_chunk_and_can_not_be_trimmed() -> None:
     assert kv_cost(caches, 6, 2048).token_bytes == every[3]
     assert not can_trim(caches)
     assert can_trim(caches[3:])
+
+
+def test_sliding_caches_keep_what_the_masks_show() -> None:
+    """PLaMo 3's masks show a token more than mlx-lm's caches keep. In a prompt the last token sees all of them."""
+    library, tokens = connect(), list(range(1, WINDOW + 9))
+    windows = {name: library.windows_of_caches(new_module(config_of(name))) for name in ("plamo3", "gemma3_text")}
+    assert windows == {"plamo3": [WINDOW + 1], "gemma3_text": [WINDOW]}
+    module = new_module(config_of("plamo3"))
+    whole = module(mx.array([tokens]), cache=library.new_caches(module))[0, -1]
+    caches = library.new_caches(module)
+    module(mx.array([tokens[:-1]]), cache=caches)
+    assert mx.allclose(module(mx.array([tokens[-1:]]), cache=caches)[0, -1], whole, atol=1e-3).item()
 
 
 def test_layers_without_attention_have_no_buffers() -> None:

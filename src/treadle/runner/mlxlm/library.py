@@ -7,6 +7,7 @@ import resource
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
@@ -68,8 +69,34 @@ class MlxLm:
         return int(self._utils.get_total_parameters(model))
 
     def new_caches(self, model: Any) -> Caches:
-        """Empty caches for one sequence."""
-        return list(self._cache.make_prompt_cache(model))
+        """Empty caches for one sequence. They keep what the model's masks show: those of mlx-lm's PLaMo 3 keep a token
+        less, so that it would see less where it decodes than in prompts."""
+        caches = list(self._cache.make_prompt_cache(model))
+        sliding = self._sliding(caches)
+        if sliding:
+            shown = vars(model).get("shown_windows")
+            if shown is None:
+                shown = vars(model)["shown_windows"] = self._shown(model)
+            for cache in sliding:
+                cache.max_size = shown.get(cache.max_size, cache.max_size)
+        return caches
+
+    def _sliding(self, caches: Caches) -> list[Any]:
+        return [leaf for leaf in self.leaves(caches) if type(leaf) is self._cache.RotatingKVCache and not leaf.keep]
+
+    def _shown(self, model: Any) -> dict[int, int]:
+        """The window that masks of sliding layers show, by that which the layers' caches keep, where a model asks for a
+        window."""
+        caches, shown = list(self._cache.make_prompt_cache(model)), {}
+
+        def recorded(cache: Any, *args: Any, window_size: int | None = None, **named: Any) -> Any:
+            shown[int(cache.max_size)] = int(window_size or cache.max_size)
+            return type(cache).make_mask(cache, *args, window_size=window_size, **named)
+
+        for cache in self._sliding(caches):
+            cache.make_mask = partial(recorded, cache)
+        model(mx.zeros((1, 1), mx.int32), cache=caches)  # is not evaluated: the masks are asked for without
+        return shown
 
     def can_merge(self, caches: Caches) -> bool:
         """Whether sequences with such caches can be merged into one batch without loss."""
@@ -156,9 +183,9 @@ class MlxLm:
 
     def windows_of_caches(self, model: Any) -> list[int]:
         """The lengths of the model's windows, sliding ones and chunks, each once, whatever else its layers keep."""
-        leaves = self.leaves(self.new_caches(model))
-        found = {int(leaf.max_size) for leaf in leaves if type(leaf) is self._cache.RotatingKVCache and not leaf.keep}
-        chunks = {int(leaf.chunk_size) for leaf in leaves if type(leaf) is self._cache.ChunkedKVCache}
+        caches = self.new_caches(model)
+        found = {int(leaf.max_size) for leaf in self._sliding(caches)}
+        chunks = {int(leaf.chunk_size) for leaf in self.leaves(caches) if type(leaf) is self._cache.ChunkedKVCache}
         return sorted(found | chunks)
 
     def keys_and_values(self, leaf: Any) -> tuple[Any, Any] | None:
