@@ -14,14 +14,18 @@ from tests.runner.backends import Driven, segment
 from tests.runner.family_fidelity import WAYS, Judge
 from tests.runner.family_paths import chosen
 from tests.support.architectures import WINDOW, config_of, new_module
+from treadle.runner.kv.backend import Unsupported
 from treadle.runner.kv.cache_layout import CacheKind, CacheLayout
 from treadle.runner.kv.contiguous.backend import ContiguousConfig
 from treadle.runner.kv.cost import KvCost, kv_cost
 from treadle.runner.kv.paged.backend import PagedConfig
 from treadle.runner.mlxlm import Window, can_trim, connect
+from treadle.runner.recurrent.kernels import RecurrentKernels
+from treadle.runner.recurrent.step import RecurrentPass
 
 CHANGED: dict[str, dict[str, Any]] = {
     "afm7": {},
+    "baichuan_m1": {},
     "gpt_bigcode": {},
     "iquestloopcoder": {},
     "llama4": {},
@@ -29,6 +33,7 @@ CHANGED: dict[str, dict[str, Any]] = {
     "nemotron-nas": {},
     "plamo": {"num_attention_heads": 8, "hidden_size": 512, "n_shared_head": 4},
     "plamo3": {},
+    "rwkv7": {},
     "stablelm": {"qk_layernorm": True},
 }
 """Fields that differ from those of the tests of all families."""
@@ -103,6 +108,26 @@ def test_sliding_caches_keep_what_the_masks_show() -> None:
     assert mx.allclose(module(mx.array([tokens[-1:]]), cache=caches)[0, -1], whole, atol=1e-3).item()
 
 
+def test_a_recurrence_by_the_models_own_function_is_no_kernel() -> None:
+    choice = chosen(config_of("rwkv7"), "cuda").choice
+    assert isinstance(choice.config, ContiguousConfig)
+    assert choice.reason_against("paged") == "there is no kernel for its recurrence"
+    with pytest.raises(Unsupported, match="no kernel"):
+        RecurrentKernels().apply(None, [], None, RecurrentPass())
+
+
+def test_heads_are_mixed_with_those_of_the_token_before() -> None:
+    """Slots or none: a sequence's first token has nothing before it."""
+    module = new_module(config_of("baichuan_m1"))
+    assert connect().recurrent_states(module)
+    attention = module.layers[0].self_attn
+    keys = mx.random.normal((1, 1, attention.num_kv_heads * attention.head_dim), key=mx.random.key(1))
+    mixed, _ = attention.mixed_heads
+    heads = keys.reshape(1, 1, attention.num_kv_heads, -1).transpose(0, 2, 1, 3)
+    wanted = attention._custom_convolution(heads, attention.conv_k)
+    assert mx.allclose(mixed(keys, None).reshape(wanted.shape), wanted, atol=1e-5).item()
+
+
 def test_layers_without_attention_have_no_buffers() -> None:
     choice = chosen(config_of("nemotron-nas"), "cpu").choice
     assert isinstance(choice.config, ContiguousConfig)
@@ -121,13 +146,14 @@ def _llama4(**changed: Any) -> dict[str, Any]:
     return {**config_of("llama4")["text_config"], **changed}
 
 
-@pytest.mark.parametrize("architecture", ["gpt_bigcode", "llama4", "stablelm"])
+@pytest.mark.parametrize("architecture", ["gpt_bigcode", "llama4", "rwkv7", "stablelm"])
 def test_mlx_lms_caches_are_served_as_before(architecture: str) -> None:
     library, logits = connect(), []
     for routes in (False, True):
         module = new_module(config_of(architecture))
         if routes:
             library.route_attention(module)
+            library.recurrent_states(module)
         caches = library.new_caches(module)
         logits += [module(mx.array([[1, 2, 3]]), cache=caches), module(mx.array([[4]]), cache=caches)]
     assert all(mx.array_equal(*pair) for pair in zip(logits[:2], logits[2:], strict=True))

@@ -44,6 +44,11 @@ class RecurrentConfig:
         """Bytes of a slot in all layers."""
         return sum(state.nbytes for layer in self.states for state in layer)
 
+    @property
+    def kernels(self) -> bool:
+        """Whether there are CUDA kernels for all states."""
+        return all(state.kernels for layer in self.states for state in layer)
+
 
 class RecurrentGroup:
     """Layers of `config` with `slots` slots, whose states `recurrences` compute."""

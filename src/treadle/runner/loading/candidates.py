@@ -21,7 +21,7 @@ from ..kv.paged.memory import LayerConfig
 from ..kv.paged.paged_pass import PAGE
 from ..layers.compiled_module import CompiledModule
 from ..mlxlm import MlxLm
-from ..recurrent.kernels import RecurrentKernels
+from ..recurrent.kernels import NO_KERNEL, RecurrentKernels
 from ..recurrent.layer import Recurrences
 from .attention_shape import attention_shapes, latent_layers
 from .backend_choice import BackendRequest, Rejection
@@ -99,6 +99,8 @@ def paged(
 def page_layers(library: MlxLm, module: Any, bits: int, kernels: type[Kernels]) -> PagedConfig:
     """The layers of `module` over pages, without any page yet. Raises Unsupported."""
     routed = routed_layers(library, module)
+    if routed.recurrent is not None and not routed.recurrent.kernels:
+        raise Unsupported(NO_KERNEL)
     with known_attention():
         shapes = attention_shapes(library, module, routed.layout)
     chip = DeviceProperties.of(mx.device_info())

@@ -16,6 +16,7 @@ from . import chosen
 from .fetched import FETCHED
 from .heads import heads_of, lines_of
 from .hooks import Window
+from .recurrent import mixed_heads
 
 
 def route(module: Any) -> bool:
@@ -44,7 +45,7 @@ def _routed(kind: Any, attended: Callable[..., Any]) -> type:
         cache, mask = given.get("cache"), given.get(masks)
         if "keys" in given:
             cache = FETCHED.cache_of(given["keys"])
-        if not hasattr(cache[0] if isinstance(cache, list) else cache, "attend"):
+        if not any(hasattr(one, "attend") for one in (cache if isinstance(cache, list) else [cache])):
             return kind.__call__(self, *args, **named)
         if mask is not None and not isinstance(mask, Window):
             raise NotImplementedError("the model makes a mask of its own")
@@ -121,6 +122,18 @@ def _afm7(self: Any, x: Any, window: int, cache: Any) -> Any:
     return self.out_proj(lines_of(cache.attend(queries, *FETCHED.of(cache), self.scale, window, None)))
 
 
+def _baichuan_m1(self: Any, x: Any, window: int, cache: Any) -> Any:
+    """Baichuan M1, whose keys and values are mixed with those of the token before, from a recurrent layer's slots."""
+    before, own = cache
+    widths = [self.hidden_size, self.hidden_size + self.num_kv_heads * self.head_dim]
+    queries, *mixed = mx.split(self.W_pack(x), widths, axis=-1)
+    mixed = [mix(one, before[i]) for i, (mix, one) in enumerate(zip(mixed_heads(self), mixed, strict=True))]
+    keys, values = (heads_of(one, self.num_kv_heads) for one in mixed)
+    queries, keys = self.rope(heads_of(queries, self.num_heads), offset=own.offset), self.rope(keys, offset=own.offset)
+    keys, values = own.update_and_fetch(keys, values)
+    return self.o_proj(lines_of(own.attend(queries, keys, values, self.scale, window, None)))
+
+
 def _gpt_bigcode(self: Any, inputs: Any, cache: Any) -> Any:
     """GPT BigCode, with learned embeddings of positions."""
     x = self.wte(inputs) + self.wpe(cache[0].offset[:, None])
@@ -153,6 +166,7 @@ def _llama4_model(self: Any, inputs: Any, cache: Any) -> Any:
 
 _CALLS = {
     "afm7.KVReuseAttention": _afm7,
+    "baichuan_m1.Attention": _baichuan_m1,
     "deepseek_v32.DeepseekV32Attention": chosen.deepseek_v32,
     "gemma2.Attention": _gemma2,
     "llama4.Attention": _llama4,

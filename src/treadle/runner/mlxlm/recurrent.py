@@ -1,7 +1,7 @@
 """Hooks into mlx-lm's recurrent layers: states in slots, for tokens of many sequences side by side.
 
-A state in slots is an object in place of an array, with the methods `gated_delta`, `selective`, `channels` and
-`lightning` (`runner/recurrent/layer.py`), known here by their names. Every function below computes as mlx-lm's for
+A state in slots is an object in place of an array, with the methods `gated_delta`, `selective`, `channels`, `lightning`
+and `apply` (`runner/recurrent/layer.py`), known here by their names. Every function below computes as mlx-lm's for
 arrays.
 """
 
@@ -11,8 +11,8 @@ import inspect
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import dataclass, replace
+from functools import cache, partial
 from typing import Any, Protocol
 
 import mlx.core as mx
@@ -58,13 +58,38 @@ class BoundConvolution(Protocol):
     def bind(self, slots: Convolution) -> None: ...
 
 
+class MixedHeads:
+    """A convolution of keys or values (T, 1, heads * D) with weights of each head."""
+
+    def __init__(self, weights: Any, width: int, dim: int) -> None:
+        taps = weights.reshape(-1, width)
+        self.weight = mx.repeat(taps, dim, axis=0)[..., None]
+        self._slots: Convolution | None = None
+
+    def bind(self, slots: Convolution) -> None:
+        """Compute from `slots` from now on."""
+        if self._slots is None:
+            self.weight = mx.contiguous(self.weight)
+            mx.eval(self.weight)  # it must not belong to a program that is traced
+        self._slots = slots
+
+    def __call__(self, x: Any, before: Any | None) -> Any:
+        """Mix each token's `x` (T, 1, C) with that before it, from the slots; without any where `before` is None."""
+        if before is None:
+            return x * self.weight[:, -1, 0]
+        assert self._slots is not None
+        return self._slots.convolve(x, self.weight, None)
+
+
 @dataclass(frozen=True)
 class RecurrentState:
-    """One state of a recurrent layer, for one sequence; with its convolution where it is one's last inputs."""
+    """One state of a recurrent layer, for one sequence; with its convolution where it is one's last inputs. CUDA
+    kernels can't compute on one without `kernels`."""
 
     shape: tuple[int, ...]
     dtype: Any
     convolution: BoundConvolution | None = None
+    kernels: bool = True
 
     @property
     def nbytes(self) -> int:
@@ -80,6 +105,8 @@ def recurrent_states(model: Any, leaves: Sequence[Any]) -> list[list[RecurrentSt
     found = [_states_of(leaf.cache, convolutions, known) if hasattr(leaf, "cache") else None for leaf in leaves]
     if convolutions:
         raise NotImplementedError("a layer's convolution has no state in the layer's cache")
+    if any(hasattr(type(layer), "own_recurrence") for layer in model.modules()):
+        return [states and [replace(state, kernels=False) for state in states] for states in found]
     return found
 
 
@@ -91,15 +118,25 @@ def _states_of(arrays: Sequence[Any], convolutions: list[BoundConvolution], know
         convolution = convolutions.pop(0) if convolutions and _is_of(array, convolutions[0]) else None
         if convolution is None and not (known and array is not None and array.ndim in (2, 3, 4)):
             raise NotImplementedError("a recurrent layer's state goes through no function that is known")
-        shape = tuple(array.shape[1:])
-        states.append(RecurrentState(shape if len(shape) > 1 else (*shape, _UNIT_ROW), array.dtype, convolution))
+        states.append(_state_of(array, convolution))
     return states
 
 
+def _state_of(array: Any, convolution: BoundConvolution | None) -> RecurrentState:
+    shape = tuple(array.shape[1:])
+    if convolution is not None:
+        channels, width, _ = convolution.weight.shape
+        return RecurrentState((width - 1, channels), array.dtype, convolution)
+    return RecurrentState(shape if len(shape) > 1 else (*shape, _UNIT_ROW), array.dtype)
+
+
 def _is_of(array: Any, convolution: BoundConvolution) -> bool:
-    """Whether a state is that of a convolution."""
+    """Whether a state is that of a convolution: its last inputs, or the last one of each head (heads, 1, D)."""
     channels, width, _ = convolution.weight.shape
-    return array is not None and tuple(array.shape[1:]) == (width - 1, channels)
+    shape = () if array is None else tuple(array.shape[1:])
+    if len(shape) == 3 and isinstance(convolution, MixedHeads):
+        return bool(shape[1] == width - 1 and shape[0] * shape[2] == channels)
+    return bool(shape == (width - 1, channels))
 
 
 def _route_recurrences(model: Any) -> bool:
@@ -119,7 +156,9 @@ def _route_recurrences(model: Any) -> bool:
             layer.__class__ = _with_step(type(layer), _CHANNEL_MIXERS[kind])
         if kind in _UNITS:
             layer.__class__ = _with_call(type(layer), _UNITS[kind])
-        found = found or hasattr(type(layer), "channel_mixer")
+        if kind in _OWN and not hasattr(type(layer), "own_recurrence"):
+            layer.__class__ = _by_itself(type(layer), _OWN[kind])
+        found = found or hasattr(type(layer), "channel_mixer") or hasattr(type(layer), "own_recurrence")
     return found
 
 
@@ -129,13 +168,58 @@ def _route_convolutions(model: Any) -> list[BoundConvolution]:
 
 
 def _convolutions_of(parent: Any) -> Iterator[BoundConvolution]:
+    if (type(parent).__module__, type(parent).__name__) in _MIXERS:
+        yield from mixed_heads(parent)
     for child in parent.children().values():
+        if (type(child).__module__, type(child).__name__) in _SHIFTS and not hasattr(child, "bind"):
+            child.__class__ = _shifted(type(child), int(parent.x_k.shape[-1]))
         if type(child) is nn.Conv1d and child.weight.shape[2] == 1:
             child.__class__ = RoutedConvolution
         if (type(child).__module__, type(child).__name__) in _CONVOLUTIONS and not hasattr(child, "bind"):
             child.__class__ = _with_state(type(child))
         if hasattr(child, "bind"):
             yield child
+
+
+def mixed_heads(attention: Any) -> tuple[MixedHeads, MixedHeads]:
+    """The convolutions of keys and of values of an `attention` module that mixes them with the token before."""
+    own = vars(attention)
+    if "mixed_heads" not in own:
+        arguments = attention.conv_window, attention.head_dim
+        own["mixed_heads"] = MixedHeads(attention.conv_k, *arguments), MixedHeads(attention.conv_v, *arguments)
+    made: tuple[MixedHeads, MixedHeads] = own["mixed_heads"]
+    return made
+
+
+def _shifted(kind: Any, channels: int) -> type:
+    """The class `kind` of a shift by one token, of inputs with so many channels, which may be bound to slots."""
+    weight = mx.broadcast_to(mx.array([1.0, 0.0])[:, None], (channels, 2, 1))
+
+    def bind(self: Any, slots: Convolution) -> None:
+        self._slots = slots
+
+    def call(self: Any, x: Any, state: Any) -> Any:
+        slots = getattr(self, "_slots", None)
+        if slots is None or state is None or state.shape[1]:
+            return kind.__call__(self, x, state)
+        return slots.convolve(x, self.weight.astype(x.dtype), None)
+
+    members = {"__call__": call, "__module__": kind.__module__, "bind": bind, "weight": weight}
+    return type(kind.__name__, (kind,), members)
+
+
+def _by_itself(kind: Any, name: str) -> type:
+    """The class `kind` of a mixer whose method `name` is a recurrence, of inputs and a state, which computes states in
+    slots, too, wherever segments begin."""
+    own: Callable[..., tuple[Any, Any]] = getattr(kind, name)
+
+    def recurrence(self: Any, *arrays: Any) -> tuple[Any, Any]:
+        *inputs, state = arrays
+        if not hasattr(state, "apply"):
+            return own(self, *arrays)
+        return state.apply(partial(own, self), inputs), state
+
+    return type(kind.__name__, (kind,), {name: recurrence, "__module__": kind.__module__, "own_recurrence": True})
 
 
 def _with_state(kind: Any) -> type:
@@ -324,3 +408,6 @@ _CHANNEL_MIXERS: dict[tuple[str, str], Callable[..., Any]] = {
 }
 _UNITS: dict[tuple[str, str], Callable[..., Any]] = {("mlx_lm.models.recurrent_gemma", "RGLRU"): _rg_lru}
 _CONVOLUTIONS = {("mlx_lm.models.recurrent_gemma", "Conv1d")}
+_MIXERS = {("mlx_lm.models.baichuan_m1", "Attention")}
+_SHIFTS = {("mlx_lm.models.rwkv7", "TokenShift")}
+_OWN = {("mlx_lm.models.rwkv7", "Rwkv7TimeMixing"): "_wkv7"}

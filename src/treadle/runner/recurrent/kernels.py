@@ -27,6 +27,7 @@ _CONVOLVE = """
   treadle::recurrent::convolve<WIDTH, BIAS>(x, weight, bias, segments, rows, const_cast<T*>(pool), out, x_shape[0],
       CHANNELS);
 """
+NO_KERNEL = "there is no kernel for its recurrence"
 _MOST_SHARED = 48 * 1024
 
 
@@ -182,6 +183,10 @@ class RecurrentKernels:
         """Lightning attention (T, 1, H, Dv) of `q` and `k` (T, 1, H, Dk) and `v` (T, 1, H, Dv) with decays exp(`logs`)
         (H,), queries scaled. `pool` is (slots, H, Dv, Dk)."""
         return self._scan("CONSTANT", [q, k, v], [logs], pool, step, scale=scale)
+
+    def apply(self, function: Any, arrays: Sequence[Any], pool: Any, step: RecurrentPass) -> Any:
+        """Raise Unsupported, as a model's own function is no kernel."""
+        raise Unsupported(NO_KERNEL)
 
     def _scan(
         self,

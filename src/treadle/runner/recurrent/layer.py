@@ -8,7 +8,7 @@ token from the batch and from slots. Where it hands its state to mlx-lm's functi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from ..mlxlm import RecurrentState, defer_norms
@@ -58,6 +58,8 @@ class Recurrences(Protocol):
     def channels(self, x: Any, dt: Any, a_log: Any, b: Any, c: Any, pool: Any, step: RecurrentPass) -> Any: ...
 
     def lightning(self, q: Any, k: Any, v: Any, logs: Any, pool: Any, step: RecurrentPass, *, scale: float) -> Any: ...
+
+    def apply(self, function: Any, arrays: Sequence[Any], pool: Any, step: RecurrentPass) -> Any: ...
 
 
 class _Slots:
@@ -154,6 +156,10 @@ class StateSlots(_Slots):
     def lightning(self, q: Any, k: Any, v: Any, logs: Any, scale: float) -> Any:
         """Lightning attention (T, 1, H, Dv)."""
         return self._done(self._recurrences.lightning(q, k, v, logs, self.pool, self._step, scale=scale))
+
+    def apply(self, function: Callable[..., tuple[Any, Any]], arrays: Sequence[Any]) -> Any:
+        """A recurrence by the model's own `function`, as `RecurrentOperations.apply` takes it."""
+        return self._done(self._recurrences.apply(function, arrays, self.pool, self._step))
 
 
 class RecurrentLayer:

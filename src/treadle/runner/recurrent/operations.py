@@ -101,6 +101,13 @@ class RecurrentOperations:
         y = _each(step, pool, [q * scale, k, v, logs], _linear_step, _one(chunked.linear))
         return y.astype(v.dtype)
 
+    def apply(
+        self, function: Callable[..., _Result], arrays: Sequence[Any], pool: SlotArrays, step: RecurrentPass
+    ) -> Any:
+        """Outputs (T, 1, ...) of a model's own `function` of `arrays` (n, L, ...) and states (n, ...), which returns
+        outputs of the same axes and the states behind them."""
+        return _each(step, pool, arrays, function, function)
+
 
 def _each(
     step: RecurrentPass,
