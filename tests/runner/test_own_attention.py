@@ -30,6 +30,7 @@ CHANGED: dict[str, dict[str, Any]] = {
     "iquestloopcoder": {},
     "llama4": {},
     "longcat_flash": {},
+    "longcat_flash_ngram": {"emb_neighbor_num": 3},
     "nemotron-nas": {},
     "plamo": {"num_attention_heads": 8, "hidden_size": 512, "n_shared_head": 4},
     "plamo3": {},

@@ -10,7 +10,7 @@ import pytest
 from tests.runner.recurrent.families import RECURRENT, new_model
 from tests.runner.recurrent.test_families import alone, prompts
 from tests.support.architectures import config_of, new_module
-from treadle.runner.mlxlm import RecurrentState, connect, defer_norms
+from treadle.runner.mlxlm import RecurrentState, connect, defer_norms, recurrent
 from treadle.runner.recurrent.layer import ConvolutionSlots, RecurrentLayer
 from treadle.runner.recurrent.operations import RecurrentOperations
 from treadle.runner.recurrent.step import RecurrentPass
@@ -57,9 +57,10 @@ def test_caches_in_a_list_are_found_one_by_one() -> None:
     assert [state is None for state in states] == [False, True] * 2
 
 
-def test_states_that_are_not_known_are_refused() -> None:
+def test_states_that_are_not_known_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recurrent, "_OWN", {})
     with pytest.raises(NotImplementedError, match="known"):
-        connect().recurrent_states(new_module(config_of("longcat_flash_ngram")))
+        connect().recurrent_states(new_module(config_of("rwkv7")))
 
 
 def test_a_convolution_without_a_state_is_refused() -> None:

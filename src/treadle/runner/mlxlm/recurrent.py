@@ -18,6 +18,8 @@ from typing import Any, Protocol
 import mlx.core as mx
 import mlx.nn as nn
 
+from .ngrams import TokensBefore, tokens_before
+
 _UNIT_ROW = 4
 """Numbers in a row of the state of a unit that has one: kernels take rows of four and more."""
 _LEAST_STEP = 1e-12
@@ -126,14 +128,17 @@ def _state_of(array: Any, convolution: BoundConvolution | None) -> RecurrentStat
     shape = tuple(array.shape[1:])
     if convolution is not None:
         channels, width, _ = convolution.weight.shape
-        return RecurrentState((width - 1, channels), array.dtype, convolution)
+        dtype = convolution.dtype if isinstance(convolution, TokensBefore) else array.dtype
+        return RecurrentState((width - 1, channels), dtype, convolution)
     return RecurrentState(shape if len(shape) > 1 else (*shape, _UNIT_ROW), array.dtype)
 
 
 def _is_of(array: Any, convolution: BoundConvolution) -> bool:
-    """Whether a state is that of a convolution: its last inputs, or the last one of each head (heads, 1, D)."""
+    """Whether a state is that of a convolution: its last inputs, the last one of each head (heads, 1, D), or tokens."""
     channels, width, _ = convolution.weight.shape
     shape = () if array is None else tuple(array.shape[1:])
+    if isinstance(convolution, TokensBefore):
+        return len(shape) == 1
     if len(shape) == 3 and isinstance(convolution, MixedHeads):
         return bool(shape[1] == width - 1 and shape[0] * shape[2] == channels)
     return bool(shape == (width - 1, channels))
@@ -163,8 +168,9 @@ def _route_recurrences(model: Any) -> bool:
 
 
 def _route_convolutions(model: Any) -> list[BoundConvolution]:
-    """The causal convolutions of `model`'s layers, in the order of the layers and of their parts."""
-    return [one for layer in model.layers for part in layer.modules()[::-1] for one in _convolutions_of(part)]
+    """The causal convolutions of `model`'s embeddings and layers, in the order of the layers and of their parts."""
+    in_layers = [one for layer in model.layers for part in layer.modules()[::-1] for one in _convolutions_of(part)]
+    return [*tokens_before(model), *in_layers]
 
 
 def _convolutions_of(parent: Any) -> Iterator[BoundConvolution]:
