@@ -19,6 +19,7 @@ from treadle.runner.kv.cache_layout import CacheKind, CacheLayout
 from treadle.runner.kv.contiguous.backend import ContiguousConfig
 from treadle.runner.kv.cost import KvCost, kv_cost
 from treadle.runner.kv.paged.backend import PagedConfig
+from treadle.runner.loading.routed_layers import routed_layers
 from treadle.runner.mlxlm import Window, can_trim, connect
 from treadle.runner.recurrent.kernels import RecurrentKernels
 from treadle.runner.recurrent.step import RecurrentPass
@@ -127,6 +128,18 @@ def test_heads_are_mixed_with_those_of_the_token_before() -> None:
     heads = keys.reshape(1, 1, attention.num_kv_heads, -1).transpose(0, 2, 1, 3)
     wanted = attention._custom_convolution(heads, attention.conv_k)
     assert mx.allclose(mixed(keys, None).reshape(wanted.shape), wanted, atol=1e-5).item()
+
+
+def test_attention_that_mlx_lm_computes_wrongly_is_left_to_it() -> None:
+    """Phi 3 small's first logits change with its prompt's last token; once they do not, it can be routed."""
+    library, first = connect(), []
+    module = new_module(config_of("phi3small"))
+    for last in (5, 6):
+        caches = library.new_caches(module)
+        first.append(module(mx.array([[1, 2, 3, 4, last]]), cache=caches)[0, 0, :260])
+    assert not mx.allclose(*first, atol=1e-3).item()
+    with pytest.raises(Unsupported, match="see those behind them"):
+        routed_layers(library, module)
 
 
 def test_layers_without_attention_have_no_buffers() -> None:

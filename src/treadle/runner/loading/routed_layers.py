@@ -31,10 +31,10 @@ def routed_layers(library: MlxLm, module: Any) -> RoutedLayers:
     if windows is None:
         raise Unsupported("it keeps more than keys, values and recurrent states")
     kinds = [CacheKind.RECURRENT if window is None else CacheKind.ATTENTION for window in windows]
-    if CacheKind.ATTENTION in kinds and not library.route_attention(module):
-        raise Unsupported("its attention does not go through mlx-lm's function")
     layout, recurrent = CacheLayout(kinds, library.list_sizes(module)), None
     with known_attention():
+        if CacheKind.ATTENTION in kinds and not library.route_attention(module):
+            raise Unsupported("its attention does not go through mlx-lm's function")
         if CacheKind.RECURRENT in kinds:
             states = library.recurrent_states(module)
             recurrent = RecurrentConfig([layer for layer in states if layer is not None])

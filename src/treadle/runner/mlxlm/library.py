@@ -147,7 +147,8 @@ class MlxLm:
 
     def route_attention(self, model: Any) -> bool:
         """Route the attention of `model`'s layers to caches that have an `attend` method; others are served as before.
-        False where the model's attention does not go through mlx-lm's function."""
+        False where the model's attention does not go through mlx-lm's function. Raises NotImplementedError where mlx-lm
+        computes it wrongly."""
         shared = self._base.scaled_dot_product_attention
         through = False
         for module in {sys.modules[type(layer).__module__] for layer in model.modules()}:

@@ -1,7 +1,7 @@
 """Attention of mlx-lm's modules that compute it in ways of their own, as calls of caches that attend themselves.
 
-Modules that stay as they are: phi3small sees a pattern of blocks, deepseek_v41 keeps more than keys and values, and
-olmo fails on prompts in mlx-lm, too.
+Modules that stay as they are: deepseek_v41 keeps more than keys and values, olmo fails on prompts in mlx-lm, too, and
+those of `_WRONG` have no right logits to be held to.
 """
 
 from __future__ import annotations
@@ -20,11 +20,14 @@ from .recurrent import mixed_heads
 
 
 def route(module: Any) -> bool:
-    """Let a cache with `attend` compute the attention of `module`. Returns whether it does, now or since before."""
+    """Let a cache with `attend` compute the attention of `module`. Returns whether it does, now or since before. Raises
+    NotImplementedError where mlx-lm computes it wrongly."""
     kind = type(module)
     if hasattr(kind, "routes"):
         return bool(kind.routes)
     name = f"{kind.__module__.rpartition('.')[2]}.{kind.__name__}"
+    if name in _WRONG:
+        raise NotImplementedError(_WRONG[name])
     if name in _MODELS:
         module.__class__ = _with_positions(kind, _MODELS[name])
     if name not in _CALLS:
@@ -178,3 +181,5 @@ _CALLS = {
 """Attention, by module and class."""
 _MODELS = {"gpt_bigcode.GPTBigCodeModel": _gpt_bigcode, "llama4.LlamaModel": _llama4_model}
 """Models, by module and class."""
+_WRONG = {"phi3small.Attention": "mlx-lm lets the tokens of its prompts see those behind them"}
+"""Reasons against attention that mlx-lm computes wrongly, by module and class: its masks are added as numbers."""
