@@ -20,7 +20,7 @@ from treadle.runner.kv.contiguous.backend import ContiguousConfig
 from treadle.runner.kv.cost import KvCost, kv_cost
 from treadle.runner.kv.paged.backend import PagedConfig
 from treadle.runner.loading.routed_layers import routed_layers
-from treadle.runner.mlxlm import Window, can_trim, connect
+from treadle.runner.mlxlm import FETCHED, Window, can_trim, connect
 from treadle.runner.recurrent.kernels import RecurrentKernels
 from treadle.runner.recurrent.step import RecurrentPass
 
@@ -171,6 +171,18 @@ def test_mlx_lms_caches_are_served_as_before(architecture: str) -> None:
         caches = library.new_caches(module)
         logits += [module(mx.array([[1, 2, 3]]), cache=caches), module(mx.array([[4]]), cache=caches)]
     assert all(mx.array_equal(*pair) for pair in zip(logits[:2], logits[2:], strict=True))
+
+
+def test_keys_that_a_cache_returned_before_are_not_taken_for_others() -> None:
+    """A cache that returns keys twice in a pass still has the first: their identity would be given to new arrays."""
+    cache = object()
+    try:
+        FETCHED.put(cache, mx.zeros(1), mx.zeros(1))
+        FETCHED.put(cache, mx.zeros(1), mx.zeros(1))
+        others = [mx.zeros(1) for _ in range(100)]
+        assert not any(FETCHED.cache_of(one) is cache for one in others)
+    finally:
+        FETCHED.clear()
 
 
 def test_attention_is_routed_once_and_positions_are_no_attention() -> None:

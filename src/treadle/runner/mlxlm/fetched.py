@@ -14,12 +14,12 @@ class FetchedPairs:
 
     def __init__(self) -> None:
         self._pairs: dict[int, tuple[Any, Any]] = {}
-        self._caches: dict[int, Any] = {}
+        self._caches: dict[int, tuple[Any, Any]] = {}
 
     def put(self, cache: Any, keys: Any, values: Any) -> tuple[Any, Any]:
         """Remember, and return, what `cache` returns to its layer."""
         self._pairs[id(cache)] = keys, values
-        self._caches[id(keys)] = cache
+        self._caches[id(keys)] = keys, cache  # the keys stay, so that no other array takes their identity
         return keys, values
 
     def of(self, cache: Any) -> tuple[Any, Any]:
@@ -28,7 +28,7 @@ class FetchedPairs:
 
     def cache_of(self, keys: Any) -> Any | None:
         """Return the cache that returned `keys` in this pass; None where none did."""
-        return self._caches.get(id(keys))
+        return self._caches.get(id(keys), (None, None))[1]
 
     def clear(self) -> None:
         """Forget a pass: its arrays would be kept."""
