@@ -394,7 +394,7 @@ ARCHITECTURES: dict[str, Config] = {
     "lfm2_moe": {**_LFM2, **_EXPERTS, "use_expert_bias": True, "num_dense_layers": 1},
     "lille-130m": {**COMMON, **_LAYER_NORM, **_GPT2, "block_size": 512, "n_kv_heads": 2},
     "llama": COMMON,
-    "llama4": {"text_config": {**COMMON, **_LLAMA4, "model_type": "llama4_text"}},
+    "llama4": {"text_config": {**COMMON, **_LLAMA4, "model_type": "llama4_text", "floor_scale": 16, "attn_scale": 0.5}},
     "llama4_text": {**COMMON, **_LLAMA4},
     "longcat_flash": _LONGCAT,
     "longcat_flash_ngram": {**_LONGCAT, "ngram_vocab_size_ratio": 2},
