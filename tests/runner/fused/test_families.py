@@ -49,9 +49,7 @@ OWN = {
 def fused(module: Any, bits: int = 16) -> PagedConfig:
     """The paged backend with fused layers, not tested."""
     config = candidates.page_layers(connect(), module, bits, ReferenceKernels)
-    decoder = FusedDecoder(
-        module, [layer.kernels for layer in config.layers], config.selection, recurrent=config.recurrent
-    )
+    decoder = FusedDecoder(module, [layer.kernels for layer in config.layers], config.selection, layout=config.layout)
     return replace(config, decoder=decoder, pages=16, keep_prefixes=False, recurrences=RecurrentOperations())
 
 
@@ -105,7 +103,7 @@ def test_recurrent_layers_stay_the_modules_own_between_fused_ones(name: str) -> 
 
 def test_layers_with_several_caches_are_not_fused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(families.FAMILIES, "falcon_h1", Family())
-    with pytest.raises(NotImplementedError, match="several caches"):
+    with pytest.raises(NotImplementedError, match="several caches, or none"):
         fused(new_module(architectures.config_of("falcon_h1")))
 
 

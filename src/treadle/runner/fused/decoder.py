@@ -19,11 +19,11 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 
 from ...core.compute_path import KernelStatus
+from ..kv.cache_layout import CacheKind, CacheLayout
 from ..kv.layer_caches import LayerCaches
 from ..kv.paged.kernels import Kernels
 from ..kv.paged.layer import PagedLayer
 from ..kv.paged.paged_pass import PagedPass
-from ..kv.recurrent_group import RecurrentConfig
 from ..mlxlm import FETCHED, Selection
 from .families import Family, family_of, part
 from .kernels import LayerKernels, Residual, Table
@@ -56,8 +56,8 @@ class _Step:
 class FusedDecoder:
     """Computes `module`'s passes over pages that the `kernels` of its layers read, with `selection` before its head.
 
-    Passes are traced within `traced`, where the model's own modules are to know of that. Raises NotImplementedError for
-    other families.
+    Passes are traced within `traced`, where the model's own modules are to know of that. `layout` arranges the model's
+    caches (None: each layer has one with pages). Raises NotImplementedError for other families.
     """
 
     def __init__(
@@ -66,14 +66,14 @@ class FusedDecoder:
         kernels: Sequence[Kernels],
         selection: Selection | None,
         traced: Callable[[], AbstractContextManager[None]] = nullcontext,
-        recurrent: RecurrentConfig | None = None,
+        layout: CacheLayout | None = None,
     ) -> None:
         model, family = family_of(module)
         if selection is None:
             raise NotImplementedError("its last norm is not known")
         inner, dtype = part(model, family.decoder), kernels[0].dtype
         layers = part(inner, family.layers)
-        caches = _caches(kernels, recurrent)
+        caches = _caches(kernels, layout)
         if len(caches) != sum(map(family.cached, layers)):
             raise NotImplementedError("layers that share keys and values")
         self.family = type(model).__module__.rpartition(".")[2]
@@ -248,14 +248,14 @@ class _Reading:
             return OwnMlp(module)
 
 
-def _caches(kernels: Sequence[Kernels], recurrent: RecurrentConfig | None) -> list[Kernels | None]:
+def _caches(kernels: Sequence[Kernels], layout: CacheLayout | None) -> list[Kernels | None]:
     """The kernels of each of a model's caches, None for those of recurrent layers."""
-    if recurrent is None:
+    if layout is None:
         return list(kernels)
-    if any(recurrent.lists):
-        raise NotImplementedError("layers with several caches")
+    if any(layout.lists) or CacheKind.UNUSED in layout.kinds:
+        raise NotImplementedError("its layers have several caches, or none")
     rest = iter(kernels)
-    return [next(rest) if states is None else None for states in recurrent.states]
+    return [next(rest) if kind is CacheKind.ATTENTION else None for kind in layout.kinds]
 
 
 def _output_scale(layer: Any) -> float:

@@ -35,11 +35,6 @@ class CacheLayout:
     kinds: Sequence[CacheKind]
     lists: Sequence[int]
 
-    @property
-    def plain(self) -> bool:
-        """Whether there is one cache for each layer, all of which have attention."""
-        return not any(self.lists) and all(kind is CacheKind.ATTENTION for kind in self.kinds)
-
     def caches(self, attention: Sequence[Any], recurrent: Sequence[Any] = ()) -> list[Any]:
         """Arrange the caches of layers with `attention` and of `recurrent` ones as the model has them."""
         of: dict[CacheKind, Iterator[Any]] = {

@@ -123,11 +123,9 @@ def page_layers(library: MlxLm, module: Any, bits: int, kernels: type[Kernels]) 
 def _with_fused_layers(reference: Reference, config: PagedConfig) -> PagedConfig:
     if not config.layers:
         raise Unsupported("no layer has keys and values")
-    if config.recurrent is None and config.layout is not None and not config.layout.plain:
-        raise Unsupported("its layers have several caches, or none")
     kernels = [layer.kernels for layer in config.layers]
     try:
-        decoder = FusedDecoder(reference.module, kernels, config.selection, reference.layers.traced, config.recurrent)
+        decoder = FusedDecoder(reference.module, kernels, config.selection, reference.layers.traced, config.layout)
     except (NotImplementedError, AttributeError) as error:
         raise Unsupported(str(error)) from error
     return replace(config, decoder=decoder)
