@@ -1,10 +1,9 @@
-"""Grammars that would take too long, too much memory or no end: refused within a second, by their place."""
+"""Grammars that would take too long, too much memory or no end: refused by their place, each by a limit on its work."""
 
 from __future__ import annotations
 
 import json
 import random
-import time
 from typing import Any
 
 import pytest
@@ -58,51 +57,84 @@ def rules(count: int) -> str:
     return "\n".join(["start: r0", *lines, f'r{count - 2}: "a"'])
 
 
-BOMBS: dict[str, tuple[Kind, Any]] = {
-    "a schema of 1 MB": ("json_schema", {"enum": ["x" * 1_000_000]}),
-    "a schema of 1 MB as text": ("json_schema", '{"enum": ["' + "x" * 1_000_000 + '"]}'),
-    "100,000 values": ("json_schema", {"enum": list(range(100_000))}),
-    "10,000 properties": ("json_schema", properties(10_000, {"type": "string"})),
+BOMBS: dict[str, tuple[Kind, Any, str]] = {
+    "a schema of 1 MB": ("json_schema", {"enum": ["x" * 1_000_000]}, "longer than 262144 bytes"),
+    "a schema of 1 MB as text": (
+        "json_schema",
+        '{"enum": ["' + "x" * 1_000_000 + '"]}',
+        "longer than 262144 characters",
+    ),
+    "100,000 values": ("json_schema", {"enum": list(range(100_000))}, "over 50000 values"),
+    "10,000 properties": ("json_schema", properties(10_000, {"type": "string"}), "longer than 262144 bytes"),
     "1,900 numbers with limits of their own": (
         "json_schema",
         {**properties(1900, {}), "properties": {f"p{i}": {"type": "number", "minimum": i} for i in range(1900)}},
+        "too much work to compile",
     ),
-    "501 optional properties": ("json_schema", {**properties(502, {"type": "string"}), "required": ["p0"]}),
-    "100 levels": ("json_schema", nested(100)),
-    "5,000 levels": ("json_schema", nested(5000)),
-    "200,000 levels as text": ("json_schema", '{"items":' * 20_000 + "{}" + "}" * 20_000),
-    "intersections that multiply": ("json_schema", {"allOf": [choices(i) for i in range(6)]}),
-    "a pattern of a million copies": ("json_schema", {"type": "string", "pattern": "(a{1000}){1000}"}),
-    "a pattern of a billion copies": ("json_schema", {"type": "string", "pattern": "((a{1000}){1000}){1000}"}),
-    "a pattern with an endless count": ("json_schema", {"type": "string", "pattern": "a{99999999999999999999}"}),
+    "501 optional properties": (
+        "json_schema",
+        {**properties(502, {"type": "string"}), "required": ["p0"]},
+        "over 500 optional properties",
+    ),
+    "100 levels": ("json_schema", nested(100), "below over 64 other schemas"),
+    "5,000 levels": ("json_schema", nested(5000), "deeper than 256 levels"),
+    "200,000 levels as text": ("json_schema", '{"items":' * 20_000 + "{}" + "}" * 20_000, "maximum recursion depth"),
+    "intersections that multiply": ("json_schema", {"allOf": [choices(i) for i in range(6)]}, "schema too large"),
+    "a pattern of a million copies": (
+        "json_schema",
+        {"type": "string", "pattern": "(a{1000}){1000}"},
+        "over 50000 times",
+    ),
+    "a pattern of a billion copies": (
+        "json_schema",
+        {"type": "string", "pattern": "((a{1000}){1000}){1000}"},
+        "over 50000 times",
+    ),
+    "a pattern with an endless count": (
+        "json_schema",
+        {"type": "string", "pattern": "a{99999999999999999999}"},
+        "over 50000 times",
+    ),
     "a property pattern of a million copies": (
         "json_schema",
         {"type": "object", "patternProperties": {"(a{1000}){1000}": True}},
+        "over 50000 times",
     ),
-    "a schema without an end": ("json_schema", {"type": "array", "items": {"$ref": "#"}, "minItems": 1}),
-    "remote references": ("json_schema", {"$ref": "http://169.254.169.254/latest"}),
-    "a file reference": ("json_schema", {"$ref": "file:///etc/passwd"}),
-    "a regex of a million copies": ("regex", "(a{1000}){1000}"),
-    "a regex of 1 MB": ("regex", "a" * 1_000_000),
-    "nested groups": ("regex", "(" * 4000 + "a" + ")" * 4000),
-    "a Lark grammar of 1 MB": ("lark", "start: " + " | ".join(f'"x{i}"' for i in range(100_000))),
-    "20,000 nested groups of Lark": ("lark", "start: " + "(" * 20_000 + '"a"' + ")" * 20_000),
-    "1,001 rules, each of the next one": ("lark", rules(1001)),
-    "4,000 optional texts": ("lark", "start: " + '"a"? ' * 4000),
-    "GBNF of 1 MB": ("lark", "root ::= " + " | ".join(f'"x{i}"' for i in range(100_000))),
-    "nested GBNF": ("lark", "root ::= " + "(" * 20_000 + '"a"' + ")" * 20_000),
-    "100,000 choices": ("choice", [str(i) for i in range(100_000)]),
-    "a choice of 1 MB": ("choice", ["x" * 1_000_000]),
+    "a schema without an end": (
+        "json_schema",
+        {"type": "array", "items": {"$ref": "#"}, "minItems": 1},
+        "no finite value",
+    ),
+    "remote references": ("json_schema", {"$ref": "http://169.254.169.254/latest"}, "nothing is fetched"),
+    "a file reference": ("json_schema", {"$ref": "file:///etc/passwd"}, "nothing is fetched"),
+    "a regex of a million copies": ("regex", "(a{1000}){1000}", "over 50000 times"),
+    "a regex of 1 MB": ("regex", "a" * 1_000_000, "longer than 8192 characters"),
+    "nested groups": ("regex", "(" * 4000 + "a" + ")" * 4000, "invalid regex"),
+    "a Lark grammar of 1 MB": (
+        "lark",
+        "start: " + " | ".join(f'"x{i}"' for i in range(100_000)),
+        "longer than 262144 characters",
+    ),
+    "20,000 nested groups of Lark": ("lark", "start: " + "(" * 20_000 + '"a"' + ")" * 20_000, "too deeply nested"),
+    "1,001 rules, each of the next one": ("lark", rules(1001), "over 1000 rules"),
+    "4,000 optional texts": ("lark", "start: " + '"a"? ' * 4000, "too many ways to go on at once"),
+    "GBNF of 1 MB": (
+        "lark",
+        "root ::= " + " | ".join(f'"x{i}"' for i in range(100_000)),
+        "longer than 262144 characters",
+    ),
+    "nested GBNF": ("lark", "root ::= " + "(" * 20_000 + '"a"' + ")" * 20_000, "maximum recursion depth"),
+    "100,000 choices": ("choice", [str(i) for i in range(100_000)], "over 10000 strings"),
+    "a choice of 1 MB": ("choice", ["x" * 1_000_000], "longer than 262144 characters"),
 }
+"""What each is, and the limit that refuses it: each ends the work before it grows."""
 
 
 @pytest.mark.parametrize("name", BOMBS)
-def test_a_bomb_is_refused_within_a_second(name: str) -> None:
-    kind, spec = BOMBS[name]
-    before = time.process_time()
-    with pytest.raises(InvalidRequest) as refused:
+def test_a_bomb_is_refused_by_a_limit(name: str) -> None:
+    kind, spec, limit = BOMBS[name]
+    with pytest.raises(InvalidRequest, match=limit) as refused:
         build(kind, spec, param="field")
-    assert time.process_time() - before < 1
     assert refused.value.param is not None
     assert refused.value.param.startswith("field")
     assert len(refused.value.message) < 600
@@ -129,11 +161,9 @@ DEAR: dict[str, tuple[Kind, Any]] = {
 
 
 @pytest.mark.parametrize("name", DEAR)
-def test_a_large_grammar_within_the_limits_is_built_within_a_second(name: str) -> None:
+def test_a_large_grammar_within_the_limits_is_built(name: str) -> None:
     kind, spec = DEAR[name]
-    before = time.process_time()
-    build(kind, spec, param="field")
-    assert time.process_time() - before < 1
+    assert build(kind, spec, param="field").grammar
 
 
 @pytest.mark.parametrize(
