@@ -24,7 +24,7 @@ from .invoked import command
 MIN_GLIBC = (2, 35)
 """The glibc version required by MLX's builds for Linux."""
 IMPORT_S = 60.0
-_BUILDS = ("mlx-metal", "mlx-cpu", "mlx-cuda")
+_BUILDS = ("mlx-cpu", "mlx-cuda", "mlx-cuda-12", "mlx-cuda-13", "mlx-metal")
 _NO_DRIVER = "libcuda.so"
 
 
@@ -68,8 +68,7 @@ def combine(problems: Sequence[Problem]) -> str:
 
 def builds() -> dict[str, str]:
     """Return the installed builds of MLX's library and their versions."""
-    found = ((str(one.metadata["Name"] or "").lower(), one.version) for one in metadata.distributions())
-    return {name: version for name, version in sorted(found) if name.startswith(_BUILDS)}
+    return {name: version for name in _BUILDS if (version := version_of(name)) is not None}
 
 
 def platform_problem() -> Problem | None:

@@ -19,11 +19,10 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from importlib import metadata
 from pathlib import Path
 
 from ...core.compute_path import KernelName, KernelState, KernelStatus
-from ...installation import install_command
+from ...installation import builds, install_command
 
 FUNCTIONS = ("cblas_sgemm", "cblas_dgemm", "cblas_cgemm")
 PREFIX = "scipy_"
@@ -138,7 +137,7 @@ def which_blas() -> str:
 
 def _has_mlx_cuda() -> bool:
     """Whether MLX's CUDA build is installed: it brings its own."""
-    return any((dist.name or "").lower().startswith("mlx-cuda") for dist in metadata.distributions())
+    return any(name.startswith("mlx-cuda") for name in builds())
 
 
 def _packaged() -> Path:
