@@ -1,9 +1,9 @@
-// One three-turn chat through a JavaScript client, for chats.py: writes each answer as a line of JSON. In a way with
-// "tools" each answer is a forced call, whose result goes back; the line has the call's argument.
-const { url, root, model, key, max_tokens, questions, package: name, way } = JSON.parse(process.argv[2]);
-const messages = [];
-const tools = way.endsWith("tools");
-const stream = way.includes("stream");
+// Three-turn chats through JavaScript clients, for chats.py, one for each line of stdin: writes each answer as a line of
+// JSON, and an object at the end, with an "error" if it failed. In a way with "tools" each answer is a forced call, whose
+// result goes back; the line has the call's argument.
+import { createInterface } from "node:readline";
+
+let url, root, model, key, max_tokens, questions, name, way, messages, tools, stream;
 const TOOL_TOKENS = 200;
 const RESULT = "3 in stock";
 const parameters = {
@@ -138,4 +138,15 @@ async function ai() {
   }
 }
 
-await { openai, "@anthropic-ai/sdk": anthropic, ollama, ai }[name]();
+function fail(error) {
+  console.log(JSON.stringify({ error: String(error) }));
+  process.exit(1);
+}
+
+process.on("uncaughtException", fail);
+for await (const line of createInterface({ input: process.stdin })) {
+  ({ url, root, model, key, max_tokens, questions, package: name, way } = JSON.parse(line));
+  [messages, tools, stream] = [[], way.endsWith("tools"), way.includes("stream")];
+  await { openai, "@anthropic-ai/sdk": anthropic, ollama, ai }[name]().catch(fail);
+  console.log("{}");
+}

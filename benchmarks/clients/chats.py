@@ -11,10 +11,8 @@ import importlib.metadata
 import importlib.util
 import json
 import os
-import re
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -34,7 +32,6 @@ LITELLM_PREFIXES = (
 LITELLM_ROOTS = {"anthropic": "Anthropic", "ollama_chat": "Ollama"}
 """Prefixes of litellm that take the server's address without /v1, with their APIs."""
 NODE_SCRIPT = Path(__file__).with_name("chats.mjs")
-TIMEOUT_S = 300
 
 
 @dataclass(frozen=True)
@@ -272,54 +269,67 @@ def langchain_chat(model_of: Callable[[Server], Any], *, stream: bool) -> Chat:
 
 
 def llm_chat(*, stream: bool) -> Chat:
-    """Run the chat in a process of its own, as `llm` reads its folder when it is imported."""
-
     def chat(server: Server) -> Iterator[str]:
         with tempfile.TemporaryDirectory() as folder:
             entry = {"model_id": "treadle", "model_name": server.model, "api_base": server.url, "can_stream": True}
             Path(folder, "extra-openai-models.yaml").write_text(json.dumps([entry]), encoding="utf-8")
             Path(folder, "keys.json").write_text(json.dumps({"openai": server.key}), encoding="utf-8")
-            arguments = json.dumps([QUESTIONS, stream, server.max_tokens])
-            yield from _lines([sys.executable, "-c", LLM_PROGRAM, arguments], {"LLM_USER_PATH": folder})
+            os.environ["LLM_USER_PATH"] = folder
+            import llm
+
+            talk = llm.get_model("treadle").conversation()
+            for question in QUESTIONS:
+                yield talk.prompt(question, stream=stream, max_tokens=server.max_tokens).text()
 
     return chat
-
-
-LLM_PROGRAM = """
-import json, sys, llm
-questions, stream, max_tokens = json.loads(sys.argv[1])
-talk = llm.get_model("treadle").conversation()
-for question in questions:
-    print(json.dumps(talk.prompt(question, stream=stream, max_tokens=max_tokens).text()), flush=True)
-"""
 
 
 # JavaScript -----------------------------------------------------------------------------------------------------
 
 
-def node_chat(package: str, way: str, modules: Path) -> Chat:
-    def chat(server: Server) -> Iterator[str]:
-        arguments = json.dumps(
-            {**asdict(server), "root": server.root, "questions": QUESTIONS, "package": package, "way": way}
-        )
-        with tempfile.TemporaryDirectory() as folder:  # node finds packages only next to the script
-            script = shutil.copy(NODE_SCRIPT, folder)
-            Path(folder, "node_modules").symlink_to(modules.resolve())
-            yield from _lines(["node", script, arguments], {})
+class Node:
+    """Process of node that holds chats through JavaScript packages, one after the other. The first chat starts it, and
+    one that fails ends it."""
 
-    return chat
+    def __init__(self, modules: Path) -> None:
+        self._modules = modules
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._idle: subprocess.Popen[str] | None = None
 
+    def chat(self, package: str, way: str) -> Chat:
+        """Return the chat through a package."""
 
-def _lines(command: list[str], environment: dict[str, str]) -> Iterator[str]:
-    """Yield each line that the program writes, a JSON string. Raises RuntimeError with the end of its output if it
-    fails."""
-    done = subprocess.run(
-        command, env=os.environ | environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
-    )
-    yield from (json.loads(line) for line in done.stdout.splitlines())
-    if done.returncode:
-        named = [line for line in done.stderr.splitlines() if re.match(r"\S*Error\b", line.strip())]
-        raise RuntimeError(" ".join((named[0] if named else done.stderr[-400:]).split()))
+        def chat(server: Server) -> Iterator[str]:
+            process, self._idle = self._idle or self._start(), None
+            assert process.stdin is not None
+            assert process.stdout is not None
+            request = {**asdict(server), "root": server.root, "questions": QUESTIONS, "package": package, "way": way}
+            try:
+                print(json.dumps(request), file=process.stdin, flush=True)
+                for line in process.stdout:
+                    match json.loads(line):
+                        case str(answer):
+                            yield answer
+                        case {"error": str(error)}:
+                            raise RuntimeError(error)
+                        case {}:
+                            self._idle = process
+                            return
+                raise RuntimeError("node has ended")
+            finally:
+                if self._idle is None:
+                    process.kill()
+                    process.wait()
+
+        return chat
+
+    def _start(self) -> subprocess.Popen[str]:
+        if self._folder is None:  # node finds packages only next to the script
+            self._folder = tempfile.TemporaryDirectory()
+            shutil.copy(NODE_SCRIPT, self._folder.name)
+            Path(self._folder.name, "node_modules").symlink_to(self._modules.resolve())
+        command = ["node", str(Path(self._folder.name, NODE_SCRIPT.name))]
+        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
 # The cases ------------------------------------------------------------------------------------------------------
@@ -341,6 +351,7 @@ def cases(modules: Path) -> Iterator[Case]:
     """Yield all cases. JavaScript packages are in `modules`."""
     yield from _python_cases()
     yield from _litellm_cases()
+    node = Node(modules)
     for name, package, api, ways in (
         ("openai (JavaScript)", "openai", "chat", ("create", "stream", "create tools", "stream tools")),
         (
@@ -356,7 +367,7 @@ def cases(modules: Path) -> Iterator[Case]:
         ("Vercel AI SDK, openai", "ai", "Responses", ("generateText openai", "streamText openai")),
     ):
         for way in ways:
-            yield Case(name, api, way, modules / package, node_chat(package, way, modules))
+            yield Case(name, api, way, modules / package, node.chat(package, way))
 
 
 def _python_cases() -> Iterator[Case]:

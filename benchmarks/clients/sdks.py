@@ -9,8 +9,11 @@ are named. Exit code 1 if a case failed.
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import json
 import os
+import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -18,10 +21,12 @@ import time
 import urllib.request
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from benchmarks.clients import chats, structured
 from benchmarks.clients.chats import Server
@@ -33,6 +38,8 @@ STRUCTURED_TOKENS = 800
 OFFLINE = {"LITELLM_LOCAL_MODEL_COST_MAP": "True"}
 """Variables for clients that would ask the internet when they are imported."""
 DISTRIBUTIONS = {"pydantic_ai": "pydantic_ai_slim"}
+LIMIT_S = 600.0
+"""Longest time of a case, with the import of its packages."""
 
 
 def jobs(modules: Path) -> Iterator[Job]:
@@ -47,19 +54,67 @@ def jobs(modules: Path) -> Iterator[Job]:
             yield client, "chat", "all", need, need, lambda server: None
 
 
-def row(job: Job, server: Server) -> Row:
-    """Run a case."""
+class Overdue(BaseException):
+    """A case that took too long. Clients pass it on: they handle Exception."""
+
+
+@contextmanager
+def within(seconds: float) -> Iterator[None]:
+    """Context manager that raises Overdue in the main thread after that time, and writes all stacks to stderr."""
+
+    def stop(_signal: int, frame: Any) -> None:
+        faulthandler.dump_traceback()
+        raise Overdue(f"no end within {seconds:g} s, in {frame.f_code.co_filename}:{frame.f_lineno}")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def confine(url: str) -> list[tuple[Any, ...]]:
+    """Refuse this process all connections but those to the server of a URL, and look-ups of other names. Returns the
+    places that are refused from now on, in a list that grows.
+
+    A client that asks another place, such as Ollama's port on this machine or a list of prices on the internet, would
+    wait for whatever is there.
+    """
+    place = urlsplit(url)
+    allowed = {(place.hostname, place.port)}
+    allowed |= {found[4][:2] for found in socket.getaddrinfo(place.hostname, place.port)}
+    refused: list[tuple[Any, ...]] = []
+
+    def check(event: str, arguments: tuple[Any, ...]) -> None:
+        if event not in ("socket.connect", "socket.getaddrinfo"):
+            return
+        address = arguments[1] if event == "socket.connect" else arguments
+        if isinstance(address, tuple) and address[:2] not in allowed:
+            refused.append(address[:2])
+            raise ConnectionRefusedError(f"{address[0]}:{address[1]} is not the server under test")
+
+    sys.addaudithook(check)
+    return refused
+
+
+def row(job: Job, server: Server, refused: list[tuple[Any, ...]], limit_s: float) -> Row:
+    """Run a case. It fails if it takes longer than the limit, or adds to the `refused` connections."""
     client, api, case, need, distribution, check = job
     began, error = time.perf_counter(), ""
+    refused.clear()
     try:
-        check(server)
-    except Exception as failure:  # any error of a client is its result
+        with within(limit_s):
+            check(server)
+        assert not refused, f"it asked others than the server: {refused}"
+    except (Exception, Overdue) as failure:  # any error of a client is its result
         error = " ".join(f"{type(failure).__name__}: {failure}".split())[:300]
     version = chats.version(need if isinstance(need, Path) else distribution)
     return Row("sdk", client, version, api, case, not error, error, round(time.perf_counter() - began, 2))
 
 
-def run(python: Path, modules: Path, url: str, model: str, only: str = "") -> dict[str, Any]:
+def run(python: Path, modules: Path, url: str, model: str, only: str = "", limit_s: float = LIMIT_S) -> dict[str, Any]:
     """Run the cases in the environment of `python`, with a home of their own; return the "rows" and the "missing"
     clients. `url` is the server's address without /v1. The environment's programs come first, its node above all.
     """
@@ -67,6 +122,7 @@ def run(python: Path, modules: Path, url: str, model: str, only: str = "") -> di
         file = Path(home, "rows.json")
         command = [str(python.absolute()), "-m", "benchmarks.clients.sdks", "--url", f"{url}/v1", "--model", model]
         command += ["--json", str(file), "--only", only, "--node-modules", str(modules.resolve())]
+        command += ["--limit", str(limit_s)]
         path = os.pathsep.join([str(python.absolute().parent), os.environ["PATH"]])
         subprocess.run(command, cwd=ROOT, env={"HOME": home, "PATH": path, **OFFLINE}, check=False)
         found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
@@ -87,11 +143,13 @@ def main() -> None:
     parser.add_argument("--key", default="none", help="the API key, where the server has one")
     parser.add_argument("--only", default="", metavar="WORD", help="clients with this in their name")
     parser.add_argument("--node-modules", type=Path, default=Path("node_modules"), metavar="FOLDER")
+    parser.add_argument("--limit", type=float, default=LIMIT_S, metavar="SECONDS", help="longest time of a case")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows here")
     options = parser.parse_args()
     warnings.filterwarnings("ignore")
+    os.environ["OLLAMA_API_BASE"] = options.url.removesuffix("/v1")  # where litellm asks what a model can do
     model = options.model or served_model(options.url, options.key)
-    rows, missing = [], set()
+    rows, missing, refused = [], set(), confine(options.url)
     for job in jobs(options.node_modules):
         if options.only not in job[0]:
             continue
@@ -99,7 +157,7 @@ def main() -> None:
             missing.add(job[0])
             continue
         tokens = 16 if job[2].startswith("chat: ") else STRUCTURED_TOKENS
-        rows.append(row(job, Server(options.url, model, options.key, tokens)))
+        rows.append(row(job, Server(options.url, model, options.key, tokens), refused, options.limit))
         print(rows[-1].line(), flush=True)
     if missing:
         print(f"Not installed: {', '.join(sorted(missing))}")

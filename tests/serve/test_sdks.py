@@ -31,6 +31,8 @@ CASES = {
 }
 NOT_INSTALLED = {"Pydantic AI", "Vercel AI SDK", "Vercel AI SDK, anthropic", "Vercel AI SDK, openai", "instructor"}
 """Clients of the whole matrix alone (docs/compatibility.md)."""
+CASE_S = 60.0
+"""Longest time of a case: most take well under a second, and the first ones import packages."""
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +40,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> list[Row]:
     require_clients()
     folder: Path = tmp_path_factory.mktemp("sdks")
     with servers.tiny_server(folder / "tiny", folder / "server.log") as url:
-        found = sdks.run(PYTHON, NODE_MODULES, url, "tiny")
+        found = sdks.run(PYTHON, NODE_MODULES, url, "tiny", limit_s=CASE_S)
     assert set(found["missing"]) == NOT_INSTALLED
     return [Row(**row) for row in found["rows"]]
 
