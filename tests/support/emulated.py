@@ -37,7 +37,7 @@ Bytes = npt.NDArray[np.uint8]
 _MAX_DIMENSIONS = 8
 _READ, _CHANGED, _MADE = range(3)
 _FLAGS = (
-    "-std=c++20 -O1 -w -fPIC -fvisibility=hidden -fno-gnu-unique -fno-strict-aliasing -U_FORTIFY_SOURCE "
+    "-std=c++20 -Og -w -fPIC -fvisibility=hidden -fno-gnu-unique -fno-strict-aliasing -U_FORTIFY_SOURCE "
     "-ftrivial-auto-var-init=pattern -fno-exceptions -fsanitize=alignment"
 )
 _LIBRARIES = ["-nodefaultlibs", "-lstdc++", "-lm", "-lc", "-lgcc"]  # the sanitizer's callbacks are in the header
