@@ -19,8 +19,17 @@ def reference(architecture: str, precision: str = "float32", **changed: Any) -> 
     return Reference(connect(), make(architecture, precision, **changed), 2048)
 
 
-@pytest.mark.parametrize("precision", ["float32", "bfloat16", "4 bits"])
-@pytest.mark.parametrize("architecture", ["llama", "gemma3_text", "falcon_h1"])
+@pytest.mark.parametrize(
+    ("architecture", "precision"),
+    [
+        ("llama", "float32"),
+        ("llama", "bfloat16"),
+        ("gemma3_text", "float32"),
+        ("gemma3_text", "bfloat16"),
+        ("falcon_h1", "float32"),
+        ("falcon_h1", "4 bits"),
+    ],
+)
 def test_models_that_leave_padding_out_share_a_pass(architecture: str, precision: str) -> None:
     judge = reference(architecture, precision)
     assert reason_not_batched(judge) == ""

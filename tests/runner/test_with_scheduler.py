@@ -88,7 +88,7 @@ def _at_random(loop: Looped, requests: Sequence[Submit], dice: random.Random) ->
     return cancelled
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("architecture", ["llama", "gemma3"])
 def test_whatever_happens_each_sequence_is_what_it_is_alone(either: Tiny, architecture: str, seed: int) -> None:
     """B4, B5, B7: cancels and raising steps change nobody else's tokens, and nothing is left behind."""
@@ -124,8 +124,7 @@ class SmallBlocks(ModelRunner):
         return self.blocks - sum(-(-row.cached // 8) for row in self._rows.values())
 
 
-@pytest.mark.parametrize("seed", range(1, 4))
-@pytest.mark.parametrize("architecture", OWN)
+@pytest.mark.parametrize(("seed", "architecture"), [(1 + i % 3, name) for i, name in enumerate((*OWN, "gemma3", "llama"))])
 def test_greedy_is_mlx_lms_own_whatever_is_cached_or_preempted(tiny: Tiny, architecture: str, seed: int) -> None:
     """Joins, leaves, prefix hits and preemption. With a clock that stands, as shares of a step follow what it took."""
     dice = random.Random(seed)
