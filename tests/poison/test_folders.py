@@ -28,7 +28,6 @@ SERVED = (
     "generation-config-nan",
     "hidden-size-minus-64",
     "rope-theta-nan",
-    "weights-names-wrong",
     "pickle-beside",
 )
 

@@ -118,8 +118,7 @@ def model_of(backend: str, tiny: Tiny) -> LoadedModel:
     return ahead(model) if backend.endswith("ahead") else model
 
 
-@pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("seed", "backend"), [(i % 2, backend) for i, backend in enumerate(BACKENDS)])
 def test_answers_are_valid_and_free_rows_are_what_they_are_without_them(tiny: Tiny, backend: str, seed: int) -> None:
     """Greedy, drawn, with penalties, biases and log-probabilities, in every batch."""
     some, others = mixed(seed)

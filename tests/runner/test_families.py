@@ -22,8 +22,9 @@ from treadle.runner.model_runner import ModelRunner
 
 EVERY_PATH = ["llama", "gemma3_text"]
 """Full attention with fused layers, and windows."""
-BEST_PATH = ["qwen3_next", "nemotron_h", "granitemoehybrid", "olmo_hybrid", "jamba", "lfm2", "plamo2", "falcon_h1"]
-"""Hybrids. The other kinds are in `test_fidelity`, `test_shared_kv` and `paged/test_attention_kinds`."""
+BEST_PATH = ["qwen3_next", "jamba", "lfm2", "falcon_h1"]
+"""Hybrids with the gated delta rule, Mamba 1, convolutions and Mamba 2. The logits of all are in
+`recurrent/test_families`; the other kinds in `test_fidelity`, `test_shared_kv` and `paged/test_attention_kinds`."""
 OWN = ("paged", "contiguous")
 """Backends that are not mlx-lm's caches."""
 

@@ -27,8 +27,7 @@ def requests(seed: int, count: int = 7) -> list[Submit]:
     ]
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("seed", "architecture"), [*enumerate(ARCHITECTURES)])
 def test_any_schedule_gives_what_mlx_lm_gives(either: Tiny, architecture: str, seed: int) -> None:
     """In chunks of any size, held back now and then, with windows of 32."""
     model = either(architecture)

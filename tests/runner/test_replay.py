@@ -77,7 +77,8 @@ def content(result: StepResult) -> tuple[Any, ...]:
 @pytest.mark.parametrize(
     ("name", "lookahead", "seed"),
     [
-        *(("llama", lookahead, seed) for lookahead in (0, 1) for seed in range(3)),
+        ("llama", 0, 0),
+        ("llama", 1, 1),
         ("padded llama", 1, 3),
         ("padded qwen3_next", 1, 4),
     ],

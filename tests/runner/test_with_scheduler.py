@@ -124,7 +124,9 @@ class SmallBlocks(ModelRunner):
         return self.blocks - sum(-(-row.cached // 8) for row in self._rows.values())
 
 
-@pytest.mark.parametrize(("seed", "architecture"), [(1 + i % 3, name) for i, name in enumerate((*OWN, "gemma3", "llama"))])
+@pytest.mark.parametrize(
+    ("seed", "architecture"), [(1 + i % 3, name) for i, name in enumerate((*OWN, "gemma3", "llama"))]
+)
 def test_greedy_is_mlx_lms_own_whatever_is_cached_or_preempted(tiny: Tiny, architecture: str, seed: int) -> None:
     """Joins, leaves, prefix hits and preemption. With a clock that stands, as shares of a step follow what it took."""
     dice = random.Random(seed)

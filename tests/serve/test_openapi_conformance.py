@@ -12,7 +12,7 @@ from benchmarks.clients.suites import CASES
 
 from tests.support.clients import FOLDER, ROOT, require_clients
 
-SECONDS = 12
+SECONDS = 8
 
 
 @pytest.mark.timeout(300)

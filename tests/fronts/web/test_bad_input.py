@@ -417,7 +417,7 @@ ROUTES: list[tuple[str, list[str], dict[str, Any]]] = [
 ]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(data=st.data())
 def test_any_json_is_answered_or_refused_and_nothing_is_left(data: st.DataObject) -> None:
     path, names, base = data.draw(st.sampled_from(ROUTES))

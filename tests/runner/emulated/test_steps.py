@@ -60,7 +60,7 @@ def test_rows_that_come_and_go_pick_what_is_likely(name: str, bits: int, kv_bits
     draws = sampling_kernel(model.vocabulary, mx.bfloat16, EmulatedKernel).kernel
     assert draws is not None
     loop = Looped(ModelRunner(replace(model, draws=draws)), max_running=4, prefill_tokens=64)
-    some = requests(random.Random(bits + kv_bits), 6)
+    some = requests(random.Random(bits + kv_bits), 4)
     found = loop.run(*some)
     again = replace_id(some[3], "again")
     found |= loop.run(again)

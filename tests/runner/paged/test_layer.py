@@ -78,8 +78,7 @@ def rounded(some: mx.array) -> mx.array:
 
 
 @pytest.mark.parametrize("bits", [16, 8])
-@pytest.mark.parametrize("window", [0, 1, 20, 48, 300])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("seed", "window"), [*enumerate([0, 1, 20, 48, 300])])
 def test_each_token_sees_its_own_row_up_to_itself(seed: int, window: int, bits: int) -> None:
     """Prompts in pieces beside rows that decode, long rows beside short ones, in pages that were others' before."""
     dice = random.Random(seed)
