@@ -70,13 +70,18 @@ def stub(folder: Path, core: str) -> dict[str, str]:
     return {"PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])}
 
 
-@pytest.mark.parametrize("options", [(), ("--in-process",)])
+NO_DRIVER = "raise ImportError('libcuda.so.1: cannot open shared object file')"
+NO_SYMBOL = "raise ImportError('undefined symbol: _ZN3mlx')"
+NO_DEVICE = "zeros = abs\ndef eval(x): raise RuntimeError('No Metal device found')"
+
+
 @pytest.mark.parametrize(
-    ("core", "says"),
+    ("options", "core", "says"),
     [
-        ("raise ImportError('libcuda.so.1: cannot open shared object file')", "needs NVIDIA's driver"),
-        ("raise ImportError('undefined symbol: _ZN3mlx')", "install --force-reinstall --no-deps mlx=="),
-        ("zeros = abs\ndef eval(x): raise RuntimeError('No Metal device found')", "can't compute on its device"),
+        ((), NO_DRIVER, "needs NVIDIA's driver"),
+        (("--in-process",), NO_SYMBOL, "install --force-reinstall --no-deps mlx=="),
+        ((), NO_DEVICE, "can't compute on its device"),
+        (("--in-process",), NO_DEVICE, "can't compute on its device"),
     ],
 )
 def test_mlx_that_does_not_work(
