@@ -83,7 +83,7 @@ def confine(url: str) -> list[tuple[Any, ...]]:
     wait for whatever is there.
     """
     place = urlsplit(url)
-    allowed = {(place.hostname, place.port)}
+    allowed: set[tuple[Any, ...]] = {(place.hostname, place.port)}
     allowed |= {found[4][:2] for found in socket.getaddrinfo(place.hostname, place.port)}
     refused: list[tuple[Any, ...]] = []
 

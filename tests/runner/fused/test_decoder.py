@@ -140,7 +140,8 @@ def test_weights_that_change_in_the_module_change_in_the_decoder() -> None:
 def test_a_long_position_turns_as_far_as_the_modules_own() -> None:
     module = make("llama3")
     fused = decoder(module)
-    rotary = fused._steps[0].branch.rotary
+    attention: Any = fused._steps[0].branch
+    rotary = attention.rotary
     assert rotary is not None
     cos_sin = 30_000 * rotary.inv_freq
     pair = mx.concatenate([mx.ones(DIM // 2), mx.zeros(DIM // 2)])

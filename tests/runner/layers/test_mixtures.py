@@ -26,8 +26,15 @@ CHANGED: dict[str, dict[str, Any]] = {
     "lfm2_moe": {"use_expert_bias": True},
 }
 """Fields in which a tiny model has more of what the kernel can do."""
-_NEMOTRON = {"moe_intermediate_size": 32, "moe_shared_expert_intermediate_size": 32, "n_shared_experts": 1}
-_NEMOTRON |= {"n_group": 1, "topk_group": 1, "norm_topk_prob": True, "routed_scaling_factor": 1.5}
+_NEMOTRON: dict[str, Any] = {
+    "moe_intermediate_size": 32,
+    "moe_shared_expert_intermediate_size": 32,
+    "n_shared_experts": 1,
+    "n_group": 1,
+    "topk_group": 1,
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 1.5,
+}
 
 
 def made(name: str, **changed: Any) -> tuple[Any, Any]:
@@ -73,7 +80,7 @@ def test_each_block_gives_what_its_own_code_gives(name: str) -> None:
     wide = mx.random.normal((1, 1, 256)).astype(mx.float32)
     with layers.originals():
         own = block(x), block(wide)
-    close = mx.abs(found.astype(mx.float32) - own[0].astype(mx.float32)) <= 0.02 * mx.abs(own[0]).max()
+    close: Any = mx.abs(found.astype(mx.float32) - own[0].astype(mx.float32)) <= 0.02 * mx.abs(own[0]).max()
     assert close.all(axis=-1).sum().item() >= 5  # where experts are nearly equal, others may be chosen
     assert (block(wide) == own[1]).all().item()  # of another type
 
