@@ -52,7 +52,8 @@ class Faulty:
 
 
 def faulty(model: LoadedModel, error: Callable[[], BaseException], *when: int) -> ModelRunner:
-    # In mlx-lm's caches each sequence has a pass of its own, so that `when` counts those; else a pass is a step.
+    # In mlx-lm's caches each sequence has a pass of its own, so that `when` counts those, and a first one for the
+    # masks of windows; else a pass is a step.
     if not contiguous(model):
         model = configured(model, shared_prefill=False)
     return ModelRunner(replace(model, module=Faulty(model.module, error, *when)))
@@ -76,7 +77,7 @@ def test_rows_of_a_step_that_raised_go_on_the_same_after_release_and_readmission
     requests.append(sampled)
     model = either("gemma3")
     wanted = Drive(ModelRunner(model), requests).run()
-    runner = faulty(model, lambda: ValueError("bad shape"), 5 if contiguous(model) else 8)
+    runner = faulty(model, lambda: ValueError("bad shape"), 5 if contiguous(model) else 9)
     drive = Drive(runner, requests)
     with pytest.raises(ValueError, match="bad shape"):
         drive.run()

@@ -73,7 +73,7 @@ class MlxLm:
         less, so that it would see less where it decodes than in prompts."""
         caches = list(self._cache.make_prompt_cache(model))
         sliding = self._sliding(caches)
-        if sliding:
+        if sliding and all(cache.max_size > 0 for cache in sliding):  # else the load names the window
             shown = vars(model).get("shown_windows")
             if shown is None:
                 shown = vars(model)["shown_windows"] = self._shown(model)
@@ -87,15 +87,20 @@ class MlxLm:
     def _shown(self, model: Any) -> dict[int, int]:
         """The window that masks of sliding layers show, by that which the layers' caches keep, where a model asks for a
         window."""
-        caches, shown = list(self._cache.make_prompt_cache(model)), {}
+        caches, shown = list(self._cache.make_prompt_cache(model)), dict[int, int]()
+        sliding = self._sliding(caches)
 
         def recorded(cache: Any, *args: Any, window_size: int | None = None, **named: Any) -> Any:
             shown[int(cache.max_size)] = int(window_size or cache.max_size)
             return type(cache).make_mask(cache, *args, window_size=window_size, **named)
 
-        for cache in self._sliding(caches):
+        for cache in sliding:
             cache.make_mask = partial(recorded, cache)
-        model(mx.zeros((1, 1), mx.int32), cache=caches)  # is not evaluated: the masks are asked for without
+        try:
+            model(mx.zeros((1, 1), mx.int32), cache=caches)  # is not evaluated: the masks are asked for without
+        finally:
+            for cache in sliding:
+                del cache.make_mask  # which refers to the cache: the pass would stay until cycles are collected
         return shown
 
     def can_merge(self, caches: Caches) -> bool:
