@@ -368,7 +368,7 @@ def _skinny_gemm(launch: Launch) -> list[Any]:
     assert len(counters) >= tiles
     assert not counters.any()
     assert splits == 1 or launch.view("partial").size >= splits * tiles * t["ROWS"] // 8 * 128
-    return [x @ weight.T]
+    return [x @ weight.T + _added(launch)]
 
 
 def _packed_gemm(launch: Launch) -> list[Any]:
@@ -378,7 +378,13 @@ def _packed_gemm(launch: Launch) -> list[Any]:
     assert x.shape[1] % 64 == 0
     assert launch.threads == t["TILES"] * 128
     assert launch.blocks == (-(-outputs // (16 * t["TILES"])), 1)
-    return [x @ weight.T]
+    return [x @ weight.T + _added(launch)]
+
+
+def _added(launch: Launch) -> Any:
+    """The bias (N,) of a product; 0 where it has none."""
+    assert launch.template["BIASED"] == ("added" in launch.arrays)
+    return launch.values("added") if launch.template["BIASED"] else 0
 
 
 def _small_gemm(launch: Launch) -> list[Any]:

@@ -57,7 +57,10 @@ def check(product: PackedGemm, parts: Any, way: Quantization, dtype: Any, rows: 
     weight = np.array(way.dequantize(codes, scales, biases, mx.float32), np.float64)
     x = mx.array(np.random.default_rng(rows).normal(0, 1, (rows, weight.shape[1])).astype(np.float32)).astype(dtype)
     wanted = np.array(x.astype(mx.float32), np.float64) @ weight.T
-    found = np.array(product(x).astype(mx.float32))
+    bias: Any = mx.array(np.random.default_rng(1).normal(0, 1, len(weight)).astype(np.float32)).astype(x.dtype)
+    bias = bias if rows % 2 else None
+    wanted += 0 if bias is None else np.array(bias.astype(mx.float32))
+    found = np.array(product(x, bias).astype(mx.float32))
     np.testing.assert_allclose(found, wanted, rtol=0, atol=TOLERANCE[dtype] * np.abs(wanted).max())
 
 

@@ -35,11 +35,11 @@ class Seen(SkinnyGemm):
 
     ways: set[tuple[bool, bool, bool]]
 
-    def __call__(self, x: Any) -> Any:
+    def __call__(self, x: Any, bias: Any | None = None) -> Any:
         way = self._launch(x.shape[0])
         assert way is not None
         self.ways.add((way.parts > 1, way.splits > 1, self._weights.tiles > way.across * way.warps // way.parts))
-        made = super().__call__(x)
+        made = super().__call__(x, bias)
         assert not any(host(counters).any() for counters in self._counters.values())
         return made
 
@@ -73,5 +73,8 @@ def check(product: SkinnyGemm, parts: Any, bits: int, group: int, rows: int) -> 
     x = mx.array(np.random.default_rng(rows).normal(0, 1, (rows, weight.shape[1])).astype(np.float32))
     x = x.astype(parts[0].dtype if bits == 16 else parts[1].dtype)
     wanted = np.array(x.astype(mx.float32), np.float64) @ weight.T
-    found = np.array(product(x).astype(mx.float32))
+    bias: Any = mx.array(np.random.default_rng(1).normal(0, 1, len(weight)).astype(np.float32)).astype(x.dtype)
+    bias = bias if rows % 2 else None
+    wanted += 0 if bias is None else np.array(bias.astype(mx.float32))
+    found = np.array(product(x, bias).astype(mx.float32))
     np.testing.assert_allclose(found, wanted, rtol=0, atol=TOLERANCE[x.dtype] * np.abs(wanted).max())

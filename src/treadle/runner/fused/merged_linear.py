@@ -61,8 +61,9 @@ class MergedLinear:
         """(T, N) of `x` (T, K)."""
         skinny, least = self.skinny, LEAST_ROWS if self.way is None else 1
         if skinny is not None and least <= x.shape[0] <= skinny.most_rows:
-            y = skinny(x)
-        elif self.way is not None:
+            bias = self.bias
+            return skinny(x, bias) if bias is None or bias.dtype == x.dtype else skinny(x) + bias
+        if self.way is not None:
             y = self._quantized(x, self.way)
         elif self.small is not None and x.shape[0] >= LEAST_ROWS and self.small.pays(x.shape[0], self.weight):
             y = self.small(x, self.weight)

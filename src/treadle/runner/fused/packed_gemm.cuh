@@ -63,9 +63,9 @@ __device__ inline void read_codes(const unsigned char* from, unsigned (&words)[(
   }
 }
 
-template <typename T, typename S, int MODE, int BITS, int GROUP, int ROWS, int TILES, int DEPTH>
-__device__ inline void packed_gemm(const T* x, const unsigned char* weight, const S* scales, const T* biases, T* out, int M, int N,
-                                   int K) {
+template <typename T, typename S, int MODE, int BITS, int GROUP, int ROWS, int TILES, int DEPTH, bool BIASED>
+__device__ inline void packed_gemm(const T* x, const unsigned char* weight, const S* scales, const T* biases, const T* added, T* out,
+                                   int M, int N, int K) {
   constexpr int MT = ROWS / 8, TILE = 16, STAGE = 256, PARTS = 4, THREADS = TILES * PARTS * 32;
   constexpr int PIECES = 2 * BITS, LINE = (PIECES + 1) * 16, X_PIECES = STAGE / 8, X_LINE = (X_PIECES + 1) * 16;  // lines in bytes
   constexpr int SLOT = TILES * TILE * LINE + ROWS * X_LINE;
@@ -164,7 +164,7 @@ __device__ inline void packed_gemm(const T* x, const unsigned char* weight, cons
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
       const int m = i * 8 + 2 * t + (e & 1), n = first_row + own * TILE + (e >> 1) * 8 + g;
-      if (m < M && n < N) out[size_t(m) * N + n] = narrow(sum[i][e], kind);
+      if (m < M && n < N) out[size_t(m) * N + n] = narrow(sum[i][e] + (BIASED ? wide(added[n]) : 0.0f), kind);
     }
   }
 }

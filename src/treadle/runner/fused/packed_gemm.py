@@ -25,8 +25,8 @@ _TILES, _DEPTHS = (4, 2, 1), (4, 3, 2)
 _WARPS = 4
 _FILES = ("device/numbers.cuh", "fused/quantized.cuh", "fused/packed_gemm.cuh")
 _BODY = """
-  treadle::packed_gemm<T, S, MODE, BITS, GROUP, ROWS, TILES, DEPTH>(
-      x, (const unsigned char*)w, s, (const T*)b, out, x_shape[0], w_shape[0], x_shape[1]);
+  treadle::packed_gemm<T, S, MODE, BITS, GROUP, ROWS, TILES, DEPTH, BIASED>(
+      x, (const unsigned char*)w, s, (const T*)b, ADDED, out, x_shape[0], w_shape[0], x_shape[1]);
 """
 
 
@@ -59,13 +59,13 @@ class PackedGemm:
         fitting = [size for size in SIZES if _DEPTHS[-1] * self._stage(size) <= self._chip.shared]
         self.most_rows = fitting[-1]
 
-    def __call__(self, x: Any) -> Any:
-        """(T, N) of `x` (T, K), at most `most_rows` rows."""
+    def __call__(self, x: Any, bias: Any | None = None) -> Any:
+        """(T, N) of `x` (T, K), at most `most_rows` rows; plus `bias` (N,)."""
         rows = next(size for size in SIZES if x.shape[0] <= size)
         depth, shared = self._memory(rows)
         way, tiles = self._way, self._tiles_for(rows)
-        y = _made(self._kernel, shared)(
-            [x, *self._arrays],
+        y = _made(self._kernel, shared, bias is not None)(
+            [x, *self._arrays, *(() if bias is None else (bias,))],
             [
                 ("T", x.dtype),
                 ("S", self._arrays[1].dtype),
@@ -75,6 +75,7 @@ class PackedGemm:
                 ("ROWS", rows),
                 ("TILES", tiles),
                 ("DEPTH", depth),
+                ("BIASED", bias is not None),
             ],
             blocks=(-(-self._outputs // (_TILE * tiles)), 1),
             threads=32 * _WARPS * tiles,
@@ -99,9 +100,11 @@ class PackedGemm:
 
 
 @cache
-def _made(kernel: NewKernel, shared: int) -> CudaKernel:
+def _made(kernel: NewKernel, shared: int, biased: bool) -> CudaKernel:
     """The kernel with so much shared memory, which follows from its template's arguments."""
-    return kernel("packed_gemm", ["x", "w", "s", "b"], ["out"], _BODY, files=_FILES, shared_memory=shared)
+    inputs = ["x", "w", "s", "b", *(["added"] if biased else [])]
+    body = _BODY.replace("ADDED", "added" if biased else "(const T*)nullptr")
+    return kernel("packed_gemm", inputs, ["out"], body, files=_FILES, shared_memory=shared)
 
 
 def packed_gemm(way: Quantization, dtype: Any, kernel: NewKernel = CudaKernel) -> SelfTested[NewKernel]:

@@ -1,6 +1,6 @@
-// y = x W^T for few rows of x and weights that are plain (BITS 16), or of 4 or 8 bits packed along K as MLX's affine
-// quantization has them (w = scale * q + bias, per GROUP). They stream from memory to the tensor cores once, and no warp
-// waits for another.
+// y = x W^T, plus `added` (N,) if BIASED, for few rows of x and weights that are plain (BITS 16), or of 4 or 8 bits packed
+// along K as MLX's affine quantization has them (w = scale * q + bias, per GROUP). They stream from memory to the tensor cores
+// once, and no warp waits for another.
 //
 // A block keeps its range of K of x in shared memory: ROWS rows, of which the last may be missing. Each of its warps then goes
 // alone over tiles of 16 rows of W: it copies whole lines of weights, DEPTH stages of 256 columns, into a ring of its own, on
@@ -77,9 +77,9 @@ __device__ inline void copy_ahead(void* to, const void* from) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(at), "l"(from));
 }
 
-template <typename T, int ROWS, int BITS, int GROUP, int DEPTH>
-__device__ inline void skinny_gemm(const T* x, const unsigned* weight, const T* scales, const T* biases, T* out, float* partial,
-                                int* counters, int M, int N, int K, int parts) {
+template <typename T, int ROWS, int BITS, int GROUP, int DEPTH, bool BIASED>
+__device__ inline void skinny_gemm(const T* x, const unsigned* weight, const T* scales, const T* biases, const T* added, T* out,
+                                float* partial, int* counters, int M, int N, int K, int parts) {
   constexpr int MT = ROWS / 8, TILE = 16, STAGE = 256, GROUPS = STAGE / GROUP;
   constexpr int UNITS = BITS / 2, LINE = 4 * UNITS, STEP = 32 / LINE;  // pieces of 16 bytes: in a row's 64 columns, its stage
   constexpr int EIGHT = 8 * GROUP / STAGE;
@@ -321,7 +321,7 @@ __device__ inline void skinny_gemm(const T* x, const unsigned* weight, const T* 
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         const int m = i * 8 + 2 * t + (e & 1), n = min(tile * TILE, N - TILE) + (e >> 1) * 8 + g;
-        if (m < M) out[size_t(m) * N + n] = narrow(sum[i][e], kind);
+        if (m < M) out[size_t(m) * N + n] = narrow(sum[i][e] + (BIASED ? wide(added[n]) : 0.0f), kind);
       }
   }
 }

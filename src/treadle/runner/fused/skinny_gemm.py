@@ -24,9 +24,9 @@ _UNQUANTIZED_GROUP = 32  # there are no scales to read: columns are split betwee
 _WARPS, _PARTS, _MOST_SPLITS = (4, 8, 12), (1, 2, 4), 16
 _BUSY = {16: 0.26, 8: 0.1, 4: 0.08}  # us for a stage of a tile, all warps at work
 _BODY = """
-  treadle::skinny_gemm<T, ROWS, BITS, GROUP, DEPTH>(
-      x, (const unsigned*)w, s, b, out, const_cast<float*>(partial), const_cast<int*>(counters), x_shape[0], w_shape[0],
-      x_shape[1], counters_shape[0]);
+  treadle::skinny_gemm<T, ROWS, BITS, GROUP, DEPTH, BIASED>(
+      x, (const unsigned*)w, s, b, ADDED, out, const_cast<float*>(partial), const_cast<int*>(counters), x_shape[0],
+      w_shape[0], x_shape[1], counters_shape[0]);
 """
 
 
@@ -165,20 +165,23 @@ class SkinnyGemm:
         found = self._launch(rows)
         return 1 if found is None or found.splits == 1 else found.splits * self._weights.tiles * found.tall * 128
 
-    def __call__(self, x: Any) -> Any:
-        """(T, N) of `x` (T, K), at most `most_rows` rows, in the type of the scales or of weights without."""
+    def __call__(self, x: Any, bias: Any | None = None) -> Any:
+        """(T, N) of `x` (T, K), at most `most_rows` rows, in the type of the scales or of weights without; plus `bias`
+        (N,)."""
         config, weights = self._launch(x.shape[0]), self._weights
         assert config is not None
         partial = self._workspace.array(self._partial(x.shape[0]))
         order = self._order
-        y = _made(self._kernel, self._chip.shared, order is not None)(
-            [x, *self._arrays, self._counters[config.parts], partial, *(() if order is None else (order.last,))],
+        others = [*(() if bias is None else (bias,)), *(() if order is None else (order.last,))]
+        y = _made(self._kernel, self._chip.shared, order is not None, bias is not None)(
+            [x, *self._arrays, self._counters[config.parts], partial, *others],
             [
                 ("T", x.dtype),
                 ("ROWS", config.rows),
                 ("BITS", weights.bits),
                 ("GROUP", weights.group),
                 ("DEPTH", config.depth),
+                ("BIASED", bias is not None),
             ],
             blocks=(config.across, config.splits),
             threads=32 * config.warps,
@@ -191,10 +194,18 @@ class SkinnyGemm:
 
 
 @cache
-def _made(kernel: NewKernel, shared: int, ordered: bool) -> CudaKernel:
+def _made(kernel: NewKernel, shared: int, ordered: bool, biased: bool) -> CudaKernel:
     """The kernel, with all the shared memory there is: MLX asks for it when it first loads a kernel, not at each
     launch. The number of parts comes with the counters' shape: as a template parameter it would mean another
     compilation."""
     files = ["device/numbers.cuh", "fused/skinny_gemm.cuh"]
-    inputs = ["x", "w", "s", "b", "counters", "partial", *(["after"] if ordered else [])]
-    return kernel("skinny_gemm", inputs, ["out"], _BODY, files=files, shared_memory=shared)
+    others = [*(["added"] if biased else []), *(["after"] if ordered else [])]
+    body = _BODY.replace("ADDED", "added" if biased else "(const T*)nullptr")
+    return kernel(
+        "skinny_gemm",
+        ["x", "w", "s", "b", "counters", "partial", *others],
+        ["out"],
+        body,
+        files=files,
+        shared_memory=shared,
+    )
