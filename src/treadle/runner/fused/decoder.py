@@ -89,7 +89,10 @@ class FusedDecoder:
             tools = replace(tools, order=LaunchOrder(dtype))
         self._order = tools.order
         reading = _Reading(model, family, tools)
-        self._steps = _shared_rotations([step for layer in layers for step in reading.steps(layer, caches)])
+        places = iter(range(len(caches)))
+        own = [next(places) if family.cached(layer) else None for layer in layers]
+        steps = [step for layer, place in zip(layers, own, strict=True) for step in reading.steps(layer, caches, place)]
+        self._steps = _shared_rotations(steps)
         branches = [branch for step in self._steps for branch in step.branches]
         rotations = [branch.rotary for branch in branches if isinstance(branch, FusedAttention)]
         self._rotations = {id(one): one for one in rotations if one is not None}
@@ -191,15 +194,13 @@ class _Reading:
         self._tools = tools
         self._multiplier = family.residual_scale(model)
         self._dtype = tools.dtype
-        self._place = 0
 
-    def steps(self, layer: Any, caches: Sequence[Kernels | None]) -> list[_Step]:
-        """The branches of mlx-lm's `layer`, the next one of those that are read in turn. `caches` has the kernels of
+    def steps(self, layer: Any, caches: Sequence[Kernels | None], place: int | None) -> list[_Step]:
+        """The branches of mlx-lm's `layer`, whose cache is at `place` (None: it has none). `caches` has the kernels of
         each cache of the model that has pages."""
         family, names = self._family, self._family.norms
-        mixer = self._mixer(layer, caches) if family.cached(layer) else None
+        mixer = None if place is None else self._mixer(layer, caches[place])
         mlp = None if family.single and mixer is not None else self._mlp(layer)
-        place = None if mixer is None else self._place - 1
 
         def norm(name: str | None) -> Norm | None:
             return None if name is None else Norm.of(part(layer, name), self._dtype)
@@ -207,21 +208,20 @@ class _Reading:
         def added(name: str | None, output: float = 1.0) -> Residual:
             return Residual(norm(name), self._multiplier, family.clipped, output)
 
-        if mixer is not None and mlp is not None and getattr(layer, "use_parallel_residual", family.parallel):
-            before = norm(names.before_attention), norm(names.before_mlp)
-            return [_Step(mixer, before[0], added(names.after_mlp), place, mlp, before[1])]
-        steps = (
-            [] if mixer is None else [_Step(mixer, norm(names.before_attention), added(names.after_attention), place)]
-        )
-        if mlp is not None:
-            steps.append(_Step(mlp, norm(names.before_mlp), added(names.after_mlp, _output_scale(layer))))
-        return steps
+        before_mlp, last = norm(names.before_mlp), added(names.after_mlp, _output_scale(layer))
+        if mixer is None:
+            assert mlp is not None
+            return [_Step(mlp, before_mlp, last)]
+        before = norm(names.before_attention)
+        if mlp is not None and getattr(layer, "use_parallel_residual", family.parallel):
+            return [_Step(mixer, before, last, place, mlp, before_mlp)]
+        steps = [_Step(mixer, before, added(names.after_attention), place)]
+        return steps if mlp is None else [*steps, _Step(mlp, before_mlp, last)]
 
-    def _mixer(self, layer: Any, caches: Sequence[Kernels | None]) -> Branch:
-        family, kernels = self._family, caches[self._place]
-        self._place += 1
-        name = next((name for name in family.mixers if name in layer), family.attention)
-        module = part(layer, name)
+    def _mixer(self, layer: Any, kernels: Kernels | None) -> Branch:
+        """The mixer of a layer over pages that `kernels` read, or with recurrent states (None)."""
+        family = self._family
+        module = part(layer, next((name for name in family.mixers if name in layer), family.attention))
         if kernels is None:
             return OwnMixer(module)
         try:

@@ -83,20 +83,21 @@ class Choice:
     def margins(self, logits: Numbers) -> Numbers:
         """How much better the last chosen expert (and group) is than the next one, for `logits` (T, E): (T,)."""
         of_experts = _margin(self.kept_keys(logits), self.top)
-        return of_experts if self.groups == 1 else np.minimum(of_experts, _margin(self._sums(logits), self.kept))
+        if self.groups == 1:
+            return of_experts
+        return np.minimum(of_experts, _margin(self._sums(self.keys(logits)), self.kept))
 
     def kept_keys(self, logits: Numbers) -> Numbers:
         """The `keys`, with 0 for experts of groups that are not kept."""
         keys = self.keys(logits)
         if self.groups == 1:
             return keys
-        sums = self._sums(logits)
+        sums = self._sums(keys)
         kept = sums >= np.sort(sums, axis=-1)[:, -self.kept, None]
         return np.where(kept[..., None], keys.reshape(*kept.shape, -1), 0).reshape(keys.shape)
 
-    def _sums(self, logits: Numbers) -> Numbers:
-        """The two largest keys of each group, added up (T, groups)."""
-        keys = self.keys(logits)
+    def _sums(self, keys: Numbers) -> Numbers:
+        """The two largest `keys` (T, E) of each group, added up (T, groups)."""
         sums: Numbers = np.sort(keys.reshape(len(keys), self.groups, -1), axis=-1)[..., -2:].sum(axis=-1)
         return sums
 
