@@ -1,24 +1,25 @@
 """Decode steps, prompts and memory of many families on a GPU, beside mlx-lm's BatchGenerator and the floor.
 
     python benchmarks/gpu/families_steps.py [--family qwen3_moe ...] [--bits 16 4 mxfp4] [--rows 1 8 32] [--json OUT]
-        [--no-theirs] [--small] [--jobs N]
+        [--prompts 2048 16384] [--no-theirs] [--small] [--jobs N]
 
 Each family has layers of its real sizes, but few of them (`family_shapes`), with random weights made in memory, and is
 loaded as `treadle serve` does, self-tests included. A decode step is the median of pipelined steps of both engines;
-beside it stands how long starting it holds up our host. A prompt of 2,048 tokens is timed up to its first token,
-without cached prefixes. The floor is the bytes that a step has to read at 4.3 TB/s: weights without the embedding
+beside it stands how long starting it holds up our host. Prompts are timed up to their first token, without cached
+prefixes. The floor is the bytes that a step has to read at 4.3 TB/s: weights without the embedding
 table, of experts those that so many tokens touch on average, and keys, values and states. Peak memory is that of the
 largest batch.
 
-Each family runs in a process of its own, with a time limit: one that fails is reported, and the next one runs. With
-`--jobs` several are loaded at once, as most of that is the compilers' time on the host; only one is measured at a time,
-but others' self-tests may disturb it a little.
+Each family and number of bits runs in a process of its own, with a time limit: one that fails is reported, and the
+next one runs. With `--jobs` several are loaded at once, as most of that is the compilers' time on the host, and then
+measured one after the other.
 """
 
 from __future__ import annotations
 
 import argparse
 import fcntl
+import itertools
 import json
 import statistics
 import subprocess
@@ -27,7 +28,6 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -44,7 +44,6 @@ BANDWIDTH = 4.3e12
 MODES = {"mxfp4": (4, 32), "mxfp8": (8, 32), "nvfp4": (4, 16)}
 """Bits and groups of ways to quantize that are not affine."""
 STEPS = 24
-PROMPT, SMALL_PROMPT = 2048, 64
 
 
 def make(config: dict[str, Any], bits: str) -> tuple[Any, dict[str, Any]]:
@@ -148,12 +147,12 @@ def their_step_ms(module: Any, rows: int, length: int, vocabulary: int) -> float
     return statistics.median(times[4:])
 
 
-def their_prompt_s(module: Any, length: int, vocabulary: int) -> float:
+def their_prompt_s(module: Any, length: int, vocabulary: int, turns: int) -> float:
     from benchmarks.gpu.steps import prompt
     from mlx_lm.generate import BatchGenerator
 
     found = []
-    for turn in range(2):
+    for turn in range(turns):
         generator = BatchGenerator(module, max_tokens=2)
         began = time.perf_counter()
         generator.insert([list(prompt(turn, length, vocabulary))])
@@ -167,22 +166,23 @@ def their_prompt_s(module: Any, length: int, vocabulary: int) -> float:
 def measure(options: argparse.Namespace, family: str, bits: str) -> dict[str, Any]:
     """Measure one family quantized to `bits`; print a line for each batch."""
     began = time.perf_counter()
-    config = config_of(family, small=options.small)
-    module, config = make(config, bits)
-    model = load_made(module, config, int(options.memory * 2**30), max(options.rows))
+    with turns_of(options, fcntl.LOCK_SH):
+        module, config = make(config_of(family, small=options.small), bits)
+        made = time.perf_counter()
+        model = load_made(module, config, int(options.memory * 2**30), max(options.rows))
     found: dict[str, Any] = {"family": family, "bits": bits, "path": model.compute.summary(), "steps": []}
     states = {status.name.value: f"{status.state.value}: {status.reason}" for status in model.compute.kernels}
     found["kernels"] = states
-    found["load_s"] = time.perf_counter() - began
-    with alone(options):
+    found["make_s"], found["load_s"] = made - began, time.perf_counter() - made
+    with turns_of(options, fcntl.LOCK_EX):
         return measure_loaded(options, model, config, found)
 
 
 @contextmanager
-def alone(options: argparse.Namespace) -> Iterator[None]:
-    """Let no other family be measured inside the block."""
-    with (options.json.parent / "measuring").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+def turns_of(options: argparse.Namespace, lock: int) -> Iterator[None]:
+    """Let no process measure inside the block, or with an exclusive `lock` nor load."""
+    with (options.json.parent / "turns").open("w") as file:
+        fcntl.flock(file, lock)
         yield
 
 
@@ -208,13 +208,16 @@ def measure_loaded(
         found["steps"].append(line)
         print(_shown(line), flush=True)
         write(options, found)  # in case that the process is stopped
-    prompt = SMALL_PROMPT if options.small else PROMPT
-    found["prompt"] = {"tokens": prompt, "tokens_s": prompt / our_prompt_s(model, prompt)}
-    if not options.no_theirs:
-        with model.layers.originals():
-            found["prompt"]["theirs_tokens_s"] = prompt / their_prompt_s(model.module, prompt, vocabulary)
-    rates = {name: f"{rate:,.0f}" for name, rate in found["prompt"].items()}
-    print(f"  prompt of {rates.pop('tokens')}: {' / '.join(rates.values())} tokens a second", flush=True)
+    found["prompts"] = []
+    for tokens in options.prompts:
+        rates: dict[str, Any] = {"tokens": tokens, "tokens_s": tokens / our_prompt_s(model, tokens)}
+        if not options.no_theirs:
+            turns = 1 if found["prompts"] else 2  # the first one ever compiles
+            with model.layers.originals():
+                rates["theirs_tokens_s"] = tokens / their_prompt_s(model.module, tokens, vocabulary, turns)
+        found["prompts"].append(rates)
+        print(f"  prompt of {tokens:,}: {_rates(rates)} tokens a second", flush=True)
+        write(options, found)
     found["seconds"] = time.perf_counter() - began
     mx.clear_cache()
     return found
@@ -229,6 +232,10 @@ def _with_peak(run: Callable[[], T]) -> tuple[T, float]:
     return run(), mx.get_peak_memory() / 1e9
 
 
+def _rates(prompt: dict[str, Any]) -> str:
+    return " / ".join(f"{prompt[name]:,.0f}" for name in ("tokens_s", "theirs_tokens_s") if name in prompt)
+
+
 def _shown(line: dict[str, Any]) -> str:
     theirs = f" / {line['theirs_ms']:.2f} = {line['ratio']:.2f}" if "ratio" in line else ""
     peaks = " / ".join(f"{line[name]:.1f}" for name in ("peak", "theirs_peak") if name in line)
@@ -237,42 +244,51 @@ def _shown(line: dict[str, Any]) -> str:
 
 
 def child(options: argparse.Namespace) -> None:
-    """Measure the one family of this process; a line of JSON for each number of bits goes to `--json`."""
-    (family,) = options.family
-    for bits in options.bits:
-        try:
-            found = measure(options, family, bits)
-        except Exception as error:
-            line = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-            traceback.print_exc()
-            print(f"{family} {bits} bits FAILED {line}", flush=True)
-            found = {"family": family, "bits": bits, "failed": line}
-        write(options, found)
+    """Measure the one family and number of bits of this process; the figures so far are in `--json`."""
+    (family,), (bits,) = options.family, options.bits
+    try:
+        found = measure(options, family, bits)
+    except Exception as error:
+        line = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        traceback.print_exc()
+        print(f"{family} {bits} bits FAILED {line}", flush=True)
+        found = {"family": family, "bits": bits, "failed": line}
+    write(options, found)
 
 
 def write(options: argparse.Namespace, found: dict[str, Any]) -> None:
-    """Append a line of JSON: the last one of a family and its bits counts."""
-    with options.json.open("a") as file:
-        file.write(json.dumps(found) + "\n")
+    options.json.write_text(json.dumps(found))
 
 
-def read(results: Path) -> list[dict[str, Any]]:
-    lines = [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
-    return list({line["bits"]: line for line in lines}.values())
-
-
-def run_family(options: argparse.Namespace, family: str, results: Path) -> str:
-    """Run a family in a child process. Returns what went wrong; empty if nothing did."""
-    words = ["--child", "--family", family, "--bits", *options.bits, "--rows", *map(str, options.rows)]
-    words += ["--length", str(options.length), "--memory", str(options.memory), "--json", str(results)]
+def run_together(options: argparse.Namespace, cases: Sequence[tuple[str, str]], folder: Path) -> list[dict[str, Any]]:
+    """Run cases, each a family and its bits, in child processes that load at the same time. Returns their figures."""
+    words = ["--child", "--rows", *map(str, options.rows), "--prompts", *map(str, options.prompts)]
+    words += ["--length", str(options.length), "--memory", str(options.memory)]
     words += [flag for flag, on in (("--small", options.small), ("--no-theirs", options.no_theirs)) if on]
-    process = subprocess.Popen([sys.executable, __file__, *words])
+    files = [folder / f"{family}-{bits}.json" for family, bits in cases]
+    started = [
+        subprocess.Popen([sys.executable, __file__, *words, "--family", family, "--bits", bits, "--json", str(file)])
+        for (family, bits), file in zip(cases, files, strict=True)
+    ]
+    end, lines = time.monotonic() + options.limit * len(cases), []
+    for (family, bits), file, process in zip(cases, files, started, strict=True):
+        wrong = _wrong(process, end - time.monotonic())
+        if wrong:
+            print(f"{family} {bits} bits FAILED: {wrong}", flush=True)
+        lines.append(
+            json.loads(file.read_text()) if file.exists() else {"family": family, "bits": bits, "failed": wrong}
+        )
+    return lines
+
+
+def _wrong(process: subprocess.Popen[bytes], seconds: float) -> str:
+    """What went wrong with a process that has so many seconds left; empty if nothing did."""
     try:
-        code = process.wait(options.limit)
+        code = process.wait(max(seconds, 0.0))
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
-        return f"stopped after {options.limit} s"
+        return "stopped at its limit"
     return "" if code == 0 else f"exit code {code}"
 
 
@@ -287,8 +303,8 @@ def table(lines: Sequence[dict[str, Any]]) -> str:
         for step in one["steps"]:
             theirs = f" / {step['theirs_ms']:.2f} = {step['ratio']:.2f}" if "ratio" in step else ""
             cells.append(f"{step['ms']:.2f}{theirs} ({step['of_floor']:.0%})")
-        last, prompt = one["steps"][-1], one.get("prompt", {})
-        cells.append(" / ".join(f"{prompt[name]:,.0f}" for name in ("tokens_s", "theirs_tokens_s") if name in prompt))
+        last = one["steps"][-1]
+        cells += [_rates(prompt) for prompt in one.get("prompts", [])]
         cells.append(" / ".join(f"{last[name]:.1f}" for name in ("peak", "theirs_peak") if name in last))
         rows.append(f"| {' | '.join(cells)} |")
     return "\n".join(rows)
@@ -300,33 +316,31 @@ def main() -> None:
     parser.add_argument("--bits", nargs="*", choices=["16", "2", "3", "4", "5", "6", "8", *MODES], default=["16", "4"])
     parser.add_argument("--rows", type=int, nargs="*", default=[1, 8, 32])
     parser.add_argument("--length", type=int, default=500)
+    parser.add_argument("--prompts", type=int, nargs="*", help="tokens (2048 16384; with --small 64)")
     parser.add_argument("--memory", type=float, default=2.0, help="GiB for caches")
-    parser.add_argument("--limit", type=int, default=180, help="seconds for a family")
+    parser.add_argument("--limit", type=int, default=180, help="seconds for a family and its bits")
     parser.add_argument("--json", type=Path, help="a file for the results")
     parser.add_argument("--no-theirs", action="store_true", help="leave BatchGenerator out")
     parser.add_argument("--small", action="store_true", help="see that it works, on a CPU")
     parser.add_argument("--jobs", type=int, default=1, help="families that are loaded at once")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.prompts is None:
+        options.prompts = [64] if options.small else [2048, 16384]
     if options.child:
         child(options)
         return
+    lines: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
-        lines: list[dict[str, Any]] = []
-        files = [Path(folder) / f"{family}.jsonl" for family in options.family]
-        pool = ThreadPoolExecutor(options.jobs)
-        runs = pool.map(partial(run_family, options), options.family, files)
-        for family, results, wrong in zip(options.family, files, runs, strict=True):
-            found = read(results)
-            if wrong:
-                print(f"{family} FAILED: {wrong}", flush=True)
-                found.append({"family": family, "bits": "-", "failed": wrong})
-            lines += found
+        cases = list(itertools.product(options.family, options.bits))
+        for first in range(0, len(cases), options.jobs):
+            lines += run_together(options, cases[first : first + options.jobs], Path(folder))
             if options.json:
                 options.json.write_text(json.dumps(lines, indent=1))
     batches = " | ".join(f"B = {rows}" for rows in options.rows)
-    print(f"\n| family | bits | path | {batches} | prompt, tokens/s | peak, GB |")
-    print("|" + "---|" * (5 + len(options.rows)))
+    prompts = " | ".join(f"prompt of {tokens:,}, tokens/s" for tokens in options.prompts)
+    print(f"\n| family | bits | path | {batches} | {prompts} | peak, GB |")
+    print("|" + "---|" * (4 + len(options.rows) + len(options.prompts)))
     print(table(lines))
     sys.exit(1 if any("failed" in line for line in lines) else 0)
 
