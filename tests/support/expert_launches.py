@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -11,7 +10,7 @@ import mlx.core as mx
 import numpy as np
 
 from tests.support.cuda_launches import Launch
-from treadle.runner.fused.mixture_kernels import Choice, Score
+from treadle.runner.fused.mixture_kernels import Choice, Rounds, Score
 from treadle.runner.layers.grouped_product import Activation, Mode
 
 
@@ -84,7 +83,7 @@ def _activated(kind: Activation, gate: Any, up: Any) -> Any:
 
 def _choose(launch: Launch) -> list[Any]:
     """Choose each token's experts, the best ones first."""
-    t, logits = launch.template, _wide(launch, "logits")
+    t, logits = launch.template, launch.arrays["logits"]
     bias, scales = launch.arrays["bias"], launch.arrays["scales"]
     choice = Choice(
         t["TOP"],
@@ -93,10 +92,11 @@ def _choose(launch: Launch) -> list[Any]:
         t["GROUPS"],
         t["KEPT"],
         scales=scales if t["SCALED"] else None,
+        rounds=Rounds(t["ROUNDS"]),
     )
     keys = choice.kept_keys(logits)
     chosen = np.argsort(-keys, axis=-1, kind="stable")[:, : t["TOP"]]
-    scores = np.take_along_axis(replace(choice, bias=None).keys(logits), chosen, axis=-1)
+    scores = np.take_along_axis(choice.scores(logits), chosen, axis=-1)
     if choice.score is Score.CHOSEN_SOFTMAX:
         scores = np.exp(scores - scores.max(axis=-1, keepdims=True))
         scores /= scores.sum(axis=-1, keepdims=True)

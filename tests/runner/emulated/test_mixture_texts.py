@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.cuda import ReferenceKernel
 from tests.support.emulated import EmulatedKernel
-from treadle.runner.fused.mixture_kernels import Choice, MixtureKernels, Score
+from treadle.runner.fused.mixture_kernels import Choice, MixtureKernels, Rounds, Score
 
 EMULATED, REFERENCE = MixtureKernels(EmulatedKernel), MixtureKernels(ReferenceKernel)
 
@@ -27,6 +27,8 @@ CHOICES = [
     (256, Choice(8, Score.SIGMOID, normal(8, 256), 8, 4, True, 1e-20, 2.5), mx.float32),
     (33, Choice(32, Score.SIGMOID, normal(9, 33, dtype=mx.bfloat16), normalized=True, epsilon=1e-6), mx.bfloat16),
     (4, Choice(4, Score.SIGMOID, factor=1.5), mx.float16),
+    (64, Choice(6, Score.SIGMOID, normal(9, 64), rounds=Rounds.SCORES), mx.bfloat16),
+    (64, Choice(6, Score.SIGMOID, normal(9, 64), 4, 2, rounds=Rounds.KEYS), mx.bfloat16),
 ]
 
 
@@ -38,7 +40,7 @@ def test_the_best_experts_are_chosen(experts: int, choice: Choice, dtype: Any) -
         wanted, exact = REFERENCE.choose(logits, choice)
         assert chosen.dtype == mx.uint32
         ordered, order = (mx.argsort(one, axis=-1) for one in (chosen, wanted))
-        clear = np.array(choice.margins(np.array(logits.astype(mx.float32)))) > 1e-5
+        clear = np.array(choice.margins(logits)) > 1e-5
         same = mx.take_along_axis(chosen, ordered, axis=-1) == mx.take_along_axis(wanted, order, axis=-1)
         assert np.array(same.all(axis=-1))[clear].all()
         assert clear.any()
@@ -52,6 +54,18 @@ def test_among_equal_experts_the_first_are_chosen_and_what_is_not_a_number_stays
     assert weights.dtype == mx.bfloat16
     chosen, _ = EMULATED.choose(mx.full((1, 40), float("nan")), Choice(3, Score.SIGMOID))
     assert chosen.max().item() < 40
+
+
+@pytest.mark.parametrize("rounds", Rounds)
+def test_rounded_scores_are_equal_where_the_models_own_are(rounds: Rounds) -> None:
+    """Logits above 6 have a sigmoid of 1 in bfloat16, and biases of less than half a last place are lost there."""
+    logits, bias = mx.arange(40, dtype=mx.float32)[None].astype(mx.bfloat16), mx.arange(40) / 20000
+    chosen, _ = EMULATED.choose(logits, Choice(3, Score.SIGMOID, bias, rounds=rounds))
+    wanted = [7, 8, 9] if rounds is Rounds.KEYS else [39, 38, 37]
+    assert chosen.tolist() == [wanted]
+    quiet = mx.zeros((40,))
+    chosen, _ = EMULATED.choose(logits, Choice(3, Score.SIGMOID, quiet, rounds=rounds))
+    assert chosen.tolist() == [[7, 8, 9] if rounds is not Rounds.NOTHING else [17, 18, 19]]
 
 
 @pytest.mark.parametrize("shared", ["", "shared", "gated"])

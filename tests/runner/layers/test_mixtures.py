@@ -131,7 +131,7 @@ def test_latent_experts_and_sharded_ones_are_left_to_the_model() -> None:
 
 
 def test_margins_are_those_of_the_choice() -> None:
-    logits = np.array([[3.0, 1.0, 2.0, 0.0], [0.0, 5.0, 5.5, 1.0]], np.float32)
+    logits = mx.array([[3.0, 1.0, 2.0, 0.0], [0.0, 5.0, 5.5, 1.0]])
     assert Choice(2, Score.CHOSEN_SOFTMAX).margins(logits).tolist() == [1.0, 4.0]
     assert Choice(4, Score.CHOSEN_SOFTMAX).margins(logits).tolist() == [np.inf, np.inf]
     grouped = Choice(1, Score.CHOSEN_SOFTMAX, groups=2, kept=1)

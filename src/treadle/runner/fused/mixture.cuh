@@ -6,6 +6,7 @@ __device__ inline float wide(float v) { return v; }
 __device__ inline float narrow(float v, float) { return v; }
 
 enum Score { SOFTMAX, CHOSEN_SOFTMAX, SIGMOID };
+enum Rounds { NOTHING, SCORES, KEYS };  // to the logits' type: nothing, the scores, or what experts are chosen by as well
 
 __device__ inline float largest(float v) {
   for (int by = 16; by; by /= 2) v = fmaxf(v, __shfl_xor_sync(~0u, v, by));
@@ -63,7 +64,7 @@ __device__ inline void keep_groups(float (&key)[EACH], float least) {
 }
 
 // A warp's token: the TOP experts with the largest scores, with `bias` added for the choice, and the weights of their outputs.
-template <int EXPERTS, int TOP, Score SCORE, bool BIASED, bool NORMALIZED, int GROUPS, int KEPT, bool SCALED, typename L,
+template <int EXPERTS, int TOP, Score SCORE, Rounds ROUNDS, bool BIASED, bool NORMALIZED, int GROUPS, int KEPT, bool SCALED, typename L,
           typename B, typename S, typename W>
 __device__ inline void choose_experts(const L* logits, const B* bias, const S* scales, unsigned* chosen, W* weights, int tokens,
                                       float epsilon, float factor) {
@@ -92,7 +93,9 @@ __device__ inline void choose_experts(const L* logits, const B* bias, const S* s
   for (int e = 0; e < EACH; ++e) {
     const int i = lane + 32 * e;
     if (SCORE == SIGMOID) score[e] = 1.0f / (1.0f + __expf(-score[e]));
+    if (ROUNDS != NOTHING) score[e] = wide(narrow(score[e], L()));
     key[e] = i >= EXPERTS ? least : BIASED ? score[e] + wide(bias[i]) : score[e];
+    if (ROUNDS == KEYS) key[e] = wide(narrow(key[e], L()));
   }
   if constexpr (GROUPS > 1) keep_groups<EXPERTS, GROUPS, KEPT>(key, least);
   int own = 0;

@@ -27,7 +27,8 @@ _WARPS, _THREADS = 4, 256
 _SMALLEST = -80.0
 """Logits below have no sigmoid in float32."""
 _CHOOSE = """
-  treadle::choose_experts<EXPERTS, TOP, treadle::Score(SCORE), BIASED, NORMALIZED, GROUPS, KEPT, SCALED>(
+  treadle::choose_experts<EXPERTS, TOP, treadle::Score(SCORE), treadle::Rounds(ROUNDS), BIASED, NORMALIZED, GROUPS,
+                          KEPT, SCALED>(
       logits, bias, scales, chosen, weights, logits_shape[0], __int_as_float(EPSILON), __int_as_float(FACTOR));
 """
 _COMBINE = """
@@ -44,13 +45,23 @@ class Score(IntEnum):
     SIGMOID = 2
 
 
+class Rounds(IntEnum):
+    """What a model rounds to the type of its logits: nothing, as it computes in float32, the scores, or the sums of
+    scores and biases as well. Rounding makes many large sigmoids equal, of which the first ones are chosen."""
+
+    NOTHING = 0
+    SCORES = 1
+    KEYS = 2
+
+
 @dataclass(frozen=True)
 class Choice:
     """Choice of `top` experts by the largest scores.
 
     `bias` (E,) is added to scores for the choice only. Where there are `groups` of neighboring experts, only those of
     the `kept` groups can be chosen whose two largest scores have the largest sums. Weights are the scores: `normalized`
-    to a sum of 1, with `epsilon` added to the sum; times `factor`, and times `scales` (E,) of each expert.
+    to a sum of 1, with `epsilon` added to the sum; times `factor`, and times `scales` (E,) of each expert. On the way
+    the model rounds what `rounds` says.
     """
 
     top: int
@@ -62,32 +73,40 @@ class Choice:
     epsilon: float = 0.0
     factor: float = 1.0
     scales: Any | None = None
+    rounds: Rounds = Rounds.NOTHING
 
     @property
     def numbers(self) -> tuple[Any, ...]:
         """What the kernel is compiled for."""
         arrays = self.bias is not None, self.scales is not None
-        return self.top, self.score, self.groups, self.kept, self.normalized, self.epsilon, self.factor, *arrays
+        score = self.score, self.rounds
+        return self.top, *score, self.groups, self.kept, self.normalized, self.epsilon, self.factor, *arrays
 
-    def keys(self, logits: Numbers) -> Numbers:
-        """What experts are chosen by (T, E), for `logits` (T, E)."""
+    def scores(self, logits: Any) -> Numbers:
+        """Scores (T, E) of experts, for `logits` (T, E), an MLX array of the type that scores are rounded to. Those of
+        CHOSEN_SOFTMAX are the logits."""
+        numbers: Numbers = np.array(logits.astype(mx.float32))
         if self.score is Score.SIGMOID:
-            keys = (1 / (1 + np.exp(-np.maximum(logits, _SMALLEST)))).astype(np.float32)
+            numbers = (1 / (1 + np.exp(-np.maximum(numbers, _SMALLEST)))).astype(np.float32)
         elif self.score is Score.SOFTMAX:
-            keys = np.exp(logits - logits.max(axis=-1, keepdims=True))
-            keys /= keys.sum(axis=-1, keepdims=True)
-        else:
-            keys = logits
-        return keys if self.bias is None else keys + np.array(self.bias.astype(mx.float32))
+            numbers = np.exp(numbers - numbers.max(axis=-1, keepdims=True))
+            numbers /= numbers.sum(axis=-1, keepdims=True)
+        return numbers if self.rounds is Rounds.NOTHING else _rounded(numbers, logits.dtype)
 
-    def margins(self, logits: Numbers) -> Numbers:
+    def keys(self, logits: Any) -> Numbers:
+        """What experts are chosen by (T, E), for `logits` (T, E)."""
+        scores = self.scores(logits)
+        keys = scores if self.bias is None else scores + np.array(self.bias.astype(mx.float32))
+        return _rounded(keys, logits.dtype) if self.rounds is Rounds.KEYS else keys
+
+    def margins(self, logits: Any) -> Numbers:
         """How much better the last chosen expert (and group) is than the next one, for `logits` (T, E): (T,)."""
         of_experts = _margin(self.kept_keys(logits), self.top)
         if self.groups == 1:
             return of_experts
         return np.minimum(of_experts, _margin(self._sums(self.keys(logits)), self.kept))
 
-    def kept_keys(self, logits: Numbers) -> Numbers:
+    def kept_keys(self, logits: Any) -> Numbers:
         """The `keys`, with 0 for experts of groups that are not kept."""
         keys = self.keys(logits)
         if self.groups == 1:
@@ -106,6 +125,10 @@ class Choice:
         fits = self.top <= min(MOST_TOP, experts) and experts <= MOST_EXPERTS
         in_groups = self.groups <= MOST_GROUPS and experts % self.groups == 0 and experts >= 2 * self.groups
         return fits and (self.groups == 1 or in_groups)
+
+
+def _rounded(numbers: Numbers, dtype: Any) -> Numbers:
+    return np.array(mx.array(numbers).astype(dtype).astype(mx.float32))
 
 
 def _margin(keys: Numbers, top: int) -> Numbers:
@@ -132,6 +155,7 @@ class MixtureKernels:
                 ("EXPERTS", experts),
                 ("TOP", choice.top),
                 ("SCORE", int(choice.score)),
+                ("ROUNDS", int(choice.rounds)),
                 ("BIASED", choice.bias is not None),
                 ("NORMALIZED", choice.normalized),
                 ("GROUPS", choice.groups),

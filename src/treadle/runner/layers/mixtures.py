@@ -17,7 +17,7 @@ import numpy as np
 
 from ..device.cuda import CudaKernel, NewKernel
 from ..fused.families import part
-from ..fused.mixture_kernels import UNIT, Choice, MixtureKernels, Score
+from ..fused.mixture_kernels import UNIT, Choice, MixtureKernels, Rounds, Score
 from .replace import Faster, Makers
 
 _MODELS = "mlx_lm.models"
@@ -94,6 +94,7 @@ def _kimi(layer: Any) -> Choice:
         bool(args.moe_renormalize) and args.num_experts_per_token > 1,
         1e-20,
         float(args.routed_scaling_factor),
+        rounds=Rounds.KEYS,
     )
 
 
@@ -105,6 +106,7 @@ def _lfm2(layer: Any) -> Choice:
         normalized=bool(layer.norm_topk_prob),
         epsilon=1e-6,
         factor=float(layer.routed_scaling_factor),
+        rounds=Rounds.SCORES,
     )
 
 
@@ -213,7 +215,6 @@ def _examples(block: _Block, inputs: int) -> Iterator[tuple[Any]]:
     among them, as loud ones may have many experts with a score of nearly 1."""
     x = mx.random.normal((_CANDIDATES, 1, inputs), key=mx.random.key(0))
     x = (x * 4.0 ** -(mx.arange(_CANDIDATES) % 4)[:, None, None]).astype(block.dtype)
-    logits = np.array(block.logits(x)[:, 0].astype(mx.float32))
-    clearest = mx.array(np.argsort(-block.choice.margins(logits)))
+    clearest = mx.array(np.argsort(-block.choice.margins(block.logits(x)[:, 0])))
     for tokens in _TESTED:
         yield (x[clearest[:tokens]],)
