@@ -5,10 +5,11 @@
 
 Each family has layers of its real sizes, but few of them (`family_shapes`), with random weights made in memory, and is
 loaded as `treadle serve` does, self-tests included. A decode step is the median of pipelined steps of both engines;
-beside it stands how long starting it holds up our host. Prompts are timed up to their first token, without cached
-prefixes. The floor is the bytes that a step has to read at 4.3 TB/s: weights without the embedding
-table, of experts those that so many tokens touch on average, and keys, values and states. Peak memory is that of the
-largest batch.
+beside it stands how long starting it holds up our host. The floor is the bytes that a step has to read at 4.3 TB/s:
+weights without the embedding table, of experts those that so many tokens touch on average, and keys, values and states.
+Peak memory is that of the largest batch. Prompts are timed up to their first token, without cached prefixes; beside
+that stand the megabytes that their keys, values and states hold, what the layers need of them (a window no more tokens
+than it sees), and what all tokens in all layers would take.
 
 Each family and number of bits runs in a process of its own, with a time limit: one that fails is reported, and the
 next one runs. With `--jobs` several are loaded at once, as most of that is the compilers' time on the host, and then
@@ -46,9 +47,9 @@ MODES = {"mxfp4": (4, 32), "mxfp8": (8, 32), "nvfp4": (4, 16)}
 STEPS = 24
 
 
-def make(config: dict[str, Any], bits: str) -> tuple[Any, dict[str, Any]]:
+def make(config: dict[str, Any], bits: str, heard: range | None = None) -> tuple[Any, dict[str, Any]]:
     """Return the module, random and in memory, and its config. Its router and head are louder, so that the best
-    experts and tokens are not nearly equal."""
+    experts and tokens are not nearly equal. With `heard` only these tokens are ever the best."""
     import mlx.core as mx
     from benchmarks.gpu.families import _loudness
     from mlx.utils import tree_flatten
@@ -61,12 +62,17 @@ def make(config: dict[str, Any], bits: str) -> tuple[Any, dict[str, Any]]:
     module.load_weights(
         [(name, weight * _loudness(name, config)) for name, weight in tree_flatten(module.parameters())]
     )
+    if heard is not None:
+        mask = mx.zeros((config["vocab_size"], 1), mx.bfloat16)
+        mask[heard.start : heard.stop] = 1
+        module.lm_head.weight = module.lm_head.weight * mask
     if bits != "16":
         width, group = MODES.get(bits) or (int(bits), 64)
         mode = bits if bits in MODES else "affine"
         predicate = getattr(module, "quant_predicate", None)
         module, config = quantize_model(module, config, group, width, mode=mode, quant_predicate=predicate)
-    mx.eval(module.parameters())
+    for _, array in tree_flatten(module.parameters()):
+        mx.eval(array)  # one after the other, as all of them in float32 may not fit
     return module, config
 
 
@@ -111,8 +117,8 @@ def our_step_ms(model: Any, rows: int, length: int) -> tuple[float, float]:
     return batch.decode_ms(), batch.host_ms()
 
 
-def our_prompt_s(model: Any, length: int) -> float:
-    """Seconds from a prompt's start to its first token, the best of three."""
+def our_prompt_s(model: Any, length: int) -> tuple[float, int]:
+    """Seconds from a prompt's start to its first token, the best of three, and the bytes of its keys and values."""
     from benchmarks.gpu.steps import Rows
 
     from treadle.runner.model_runner import ModelRunner
@@ -123,10 +129,31 @@ def our_prompt_s(model: Any, length: int) -> float:
         began = time.perf_counter()
         batch.run(1)
         found.append(time.perf_counter() - began)
+        held = runner._backend.kv_bytes()
         batch.release()
         runner.forget_prefixes()
     runner._backend.close()
-    return min(found)
+    return min(found), held
+
+
+def least_bytes(model: Any, tokens: int) -> tuple[int, int]:
+    """Bytes of a sequence's keys, values and states: of what its layers need, and if all kept all of its tokens."""
+    import mlx.core as mx
+
+    from treadle.runner.mlxlm import states, window_of
+
+    library, caches = model.library, model.library.new_caches(model.module)
+    with model.layers.originals():
+        model.module(mx.array([[1, 2]]), cache=caches)
+    mx.eval(states(caches))
+    needed = whole = 0
+    for cache in library.leaves(caches):
+        pair = library.keys_and_values(cache)
+        each = sum(array[..., :1, :].nbytes for array in pair) if pair else 0
+        state = 0 if pair else int(cache.nbytes)
+        needed += state + each * min(tokens, window_of(cache) or tokens)
+        whole += state + each * tokens
+    return needed, whole
 
 
 def their_step_ms(module: Any, rows: int, length: int, vocabulary: int) -> float:
@@ -210,13 +237,19 @@ def measure_loaded(
         write(options, found)  # in case that the process is stopped
     found["prompts"] = []
     for tokens in options.prompts:
-        rates: dict[str, Any] = {"tokens": tokens, "tokens_s": tokens / our_prompt_s(model, tokens)}
+        seconds, held = our_prompt_s(model, tokens)
+        needed, whole = least_bytes(model, tokens)
+        rates: dict[str, Any] = {"tokens": tokens, "tokens_s": tokens / seconds}
+        rates |= {"held_mb": held / 1e6, "needed_mb": needed / 1e6, "whole_mb": whole / 1e6}
         if not options.no_theirs:
             turns = 1 if found["prompts"] else 2  # the first one ever compiles
             with model.layers.originals():
                 rates["theirs_tokens_s"] = tokens / their_prompt_s(model.module, tokens, vocabulary, turns)
         found["prompts"].append(rates)
-        print(f"  prompt of {tokens:,}: {_rates(rates)} tokens a second", flush=True)
+        memory = " / ".join(f"{rates[name]:.1f}" for name in ("held_mb", "needed_mb", "whole_mb"))
+        print(
+            f"  prompt of {tokens:,}: {_rates(rates)} tokens a second; MB held / needed / whole: {memory}", flush=True
+        )
         write(options, found)
     found["seconds"] = time.perf_counter() - began
     mx.clear_cache()

@@ -279,6 +279,16 @@ SHAPES: dict[str, dict[str, Any]] = {
         "head_dim": 128,
     },
 }
+WHOLE: dict[str, dict[str, Any]] = {
+    "qwen3_moe": {"num_hidden_layers": 48},
+    "gpt_oss": {"num_hidden_layers": 24, "layer_types": ["sliding_attention", "full_attention"] * 12},
+    "granitemoehybrid": {
+        "num_hidden_layers": 40,
+        "layer_types": [["mamba", "attention"][i % 10 == 5] for i in range(40)],
+        "tie_word_embeddings": False,
+    },
+}
+"""What makes a shape a whole model of 20 to 30 billion parameters."""
 _SMALL: dict[str, Any] = {
     "vocab_size": 512,
     "hidden_size": 256,
@@ -310,9 +320,9 @@ _EXPERTS_PER_TOKEN = ("num_experts_per_tok", "num_experts_per_token", "top_k_exp
 _EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts")
 
 
-def config_of(family: str, *, small: bool = False) -> dict[str, Any]:
-    """The family's config.json; with `small` a model for a CPU."""
-    config = {"model_type": family, **COMMON, **SHAPES[family]}
+def config_of(family: str, *, small: bool = False, whole: bool = False) -> dict[str, Any]:
+    """The family's config.json; with `small` a model for a CPU, with `whole` one with all of its layers."""
+    config = {"model_type": family, **COMMON, **SHAPES[family], **(WHOLE[family] if whole else {})}
     if not small:
         return config
     config |= {name: value for name, value in _SMALL.items() if name in config}
