@@ -92,11 +92,14 @@ def test_a_familys_shape_is_one_of_mlx_lm_and_its_share_of_experts_grows(family:
 
 def test_results_of_families_become_a_table_also_of_those_that_failed() -> None:
     step = {"rows": 1, "ms": 2.0, "floor_ms": 1.0, "of_floor": 0.5, "peak": 3.0, "theirs_ms": 4.0, "ratio": 0.5}
-    prompt = {"tokens": 2048, "tokens_s": 10_000.0, "theirs_tokens_s": 5_000.0}
+    prompts = [
+        {"tokens": 2048, "tokens_s": 10_000.0, "theirs_tokens_s": 5_000.0},
+        {"tokens": 16384, "tokens_s": 8_000.0},
+    ]
     lines: list[dict[str, Any]] = [
-        {"family": "qwen3", "bits": "4", "path": "paged, fused, 9 kernels", "steps": [step], "prompt": prompt},
+        {"family": "qwen3", "bits": "4", "path": "paged, fused, 9 kernels", "steps": [step], "prompts": prompts},
         {"family": "lfm2", "bits": "-", "failed": "stopped after 180 s"},
     ]
     first, second = families_steps.table(lines).splitlines()
-    assert first == "| qwen3 | 4 | paged, fused, 9 kernels | 2.00 / 4.00 = 0.50 (50%) | 10,000 / 5,000 | 3.0 |"
+    assert first == "| qwen3 | 4 | paged, fused, 9 kernels | 2.00 / 4.00 = 0.50 (50%) | 10,000 / 5,000 | 8,000 | 3.0 |"
     assert second == "| lfm2 | - | failed: stopped after 180 s |"
