@@ -1,7 +1,7 @@
 """Decode steps, prompts and memory of many families on a GPU, beside mlx-lm's BatchGenerator and the floor.
 
     python benchmarks/gpu/families_steps.py [--family qwen3_moe ...] [--bits 16 4 mxfp4] [--rows 1 8 32] [--json OUT]
-        [--prompts 2048 16384] [--no-theirs] [--small] [--jobs N]
+        [--prompts 2048 16384] [--windowed 32768] [--no-theirs] [--small] [--jobs N]
 
 Each family has layers of its real sizes, but few of them (`family_shapes`), with random weights made in memory, and is
 loaded as `treadle serve` does, self-tests included. A decode step is the median of pipelined steps of both engines;
@@ -236,24 +236,29 @@ def measure_loaded(
         print(_shown(line), flush=True)
         write(options, found)  # in case that the process is stopped
     found["prompts"] = []
-    for tokens in options.prompts:
-        seconds, held = our_prompt_s(model, tokens)
-        needed, whole = least_bytes(model, tokens)
-        rates: dict[str, Any] = {"tokens": tokens, "tokens_s": tokens / seconds}
-        rates |= {"held_mb": held / 1e6, "needed_mb": needed / 1e6, "whole_mb": whole / 1e6}
-        if not options.no_theirs:
-            turns = 1 if found["prompts"] else 2  # the first one ever compiles
-            with model.layers.originals():
-                rates["theirs_tokens_s"] = tokens / their_prompt_s(model.module, tokens, vocabulary, turns)
-        found["prompts"].append(rates)
-        memory = " / ".join(f"{rates[name]:.1f}" for name in ("held_mb", "needed_mb", "whole_mb"))
-        print(
-            f"  prompt of {tokens:,}: {_rates(rates)} tokens a second; MB held / needed / whole: {memory}", flush=True
-        )
+    windowed = "sliding_window" in config and options.windowed > 0
+    for tokens in [*options.prompts, *[options.windowed] * windowed]:
+        rates = _prompt(model, tokens)
+        if tokens in options.prompts:
+            if not options.no_theirs:
+                turns = 1 if found["prompts"] else 2  # the first one ever compiles
+                with model.layers.originals():
+                    rates["theirs_tokens_s"] = tokens / their_prompt_s(model.module, tokens, vocabulary, turns)
+            found["prompts"].append(rates)
+        found["longest"] = rates
+        print(f"  prompt of {tokens:,}: {_rates(rates)} tokens a second; {_memory(rates)}", flush=True)
         write(options, found)
     found["seconds"] = time.perf_counter() - began
     mx.clear_cache()
     return found
+
+
+def _prompt(model: Any, tokens: int) -> dict[str, Any]:
+    """Our rate of a prompt, and the megabytes that it holds, needs, and would take without windows."""
+    seconds, held = our_prompt_s(model, tokens)
+    needed, whole = least_bytes(model, tokens)
+    rates: dict[str, Any] = {"tokens": tokens, "tokens_s": tokens / seconds}
+    return rates | {"held_mb": held / 1e6, "needed_mb": needed / 1e6, "whole_mb": whole / 1e6}
 
 
 def _with_peak(run: Callable[[], T]) -> tuple[T, float]:
@@ -267,6 +272,11 @@ def _with_peak(run: Callable[[], T]) -> tuple[T, float]:
 
 def _rates(prompt: dict[str, Any]) -> str:
     return " / ".join(f"{prompt[name]:,.0f}" for name in ("tokens_s", "theirs_tokens_s") if name in prompt)
+
+
+def _memory(prompt: dict[str, Any]) -> str:
+    megabytes = " / ".join(f"{prompt[name]:,.1f}" for name in ("held_mb", "needed_mb", "whole_mb"))
+    return f"{megabytes} MB of {prompt['tokens']:,}"
 
 
 def _shown(line: dict[str, Any]) -> str:
@@ -296,7 +306,7 @@ def write(options: argparse.Namespace, found: dict[str, Any]) -> None:
 def run_together(options: argparse.Namespace, cases: Sequence[tuple[str, str]], folder: Path) -> list[dict[str, Any]]:
     """Run cases, each a family and its bits, in child processes that load at the same time. Returns their figures."""
     words = ["--child", "--rows", *map(str, options.rows), "--prompts", *map(str, options.prompts)]
-    words += ["--length", str(options.length), "--memory", str(options.memory)]
+    words += ["--length", str(options.length), "--memory", str(options.memory), "--windowed", str(options.windowed)]
     words += [flag for flag, on in (("--small", options.small), ("--no-theirs", options.no_theirs)) if on]
     files = [folder / f"{family}-{bits}.json" for family, bits in cases]
     started = [
@@ -337,8 +347,9 @@ def table(lines: Sequence[dict[str, Any]]) -> str:
             theirs = f" / {step['theirs_ms']:.2f} = {step['ratio']:.2f}" if "ratio" in step else ""
             cells.append(f"{step['ms']:.2f}{theirs} ({step['of_floor']:.0%})")
         last = one["steps"][-1]
-        cells += [_rates(prompt) for prompt in one.get("prompts", [])]
+        cells += [_rates(prompt) for prompt in one["prompts"]]
         cells.append(" / ".join(f"{last[name]:.1f}" for name in ("peak", "theirs_peak") if name in last))
+        cells.append(_memory(one["longest"]) if "longest" in one else "")
         rows.append(f"| {' | '.join(cells)} |")
     return "\n".join(rows)
 
@@ -350,6 +361,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="*", default=[1, 8, 32])
     parser.add_argument("--length", type=int, default=500)
     parser.add_argument("--prompts", type=int, nargs="*", help="tokens (2048 16384; with --small 64)")
+    parser.add_argument("--windowed", type=int, help="tokens of one more prompt of families with windows (32768)")
     parser.add_argument("--memory", type=float, default=2.0, help="GiB for caches")
     parser.add_argument("--limit", type=int, default=180, help="seconds for a family and its bits")
     parser.add_argument("--json", type=Path, help="a file for the results")
@@ -360,6 +372,8 @@ def main() -> None:
     options = parser.parse_args()
     if options.prompts is None:
         options.prompts = [64] if options.small else [2048, 16384]
+    if options.windowed is None:
+        options.windowed = 128 if options.small else 32768
     if options.child:
         child(options)
         return
@@ -372,8 +386,8 @@ def main() -> None:
                 options.json.write_text(json.dumps(lines, indent=1))
     batches = " | ".join(f"B = {rows}" for rows in options.rows)
     prompts = " | ".join(f"prompt of {tokens:,}, tokens/s" for tokens in options.prompts)
-    print(f"\n| family | bits | path | {batches} | {prompts} | peak, GB |")
-    print("|" + "---|" * (4 + len(options.rows) + len(options.prompts)))
+    print(f"\n| family | bits | path | {batches} | {prompts} | peak, GB | held / needed / whole |")
+    print("|" + "---|" * (5 + len(options.rows) + len(options.prompts)))
     print(table(lines))
     sys.exit(1 if any("failed" in line for line in lines) else 0)
 

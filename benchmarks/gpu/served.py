@@ -1,11 +1,10 @@
 """Served on a GPU: Treadle beside mlx_lm.server, and beside its own engine without a server.
 
     python benchmarks/gpu/served.py OUT [--layers 28] [--hidden 1024] [--quick] [--folder FOLDER] [--max-running 64]
-        [--memory 40GiB] [--workload W ...] [--rounds 2] [--name run] [--family qwen3_moe --bits 4]
+        [--memory 40GiB] [--workload W ...] [--rounds 2] [--name run]
 
-Makes a Qwen3 0.6B shape with random bf16 weights whose answers are printable ASCII (one piece a token, no end token),
-or with `--family` a whole model of 20 to 30 billion parameters (`family_shapes.WHOLE`) with `--bits` (4, mxfp4). Runs
-`treadle bench engine` and `treadle bench run` on it, leaves their JSON and HTML in OUT under `--name`, and prints
+Makes a Qwen3 0.6B shape with random bf16 weights whose answers are printable ASCII (one piece a token, no end token).
+Runs `treadle bench engine` and `treadle bench run` on it, leaves their JSON and HTML in OUT under `--name`, and prints
 tables. The model is made in FOLDER, and found there the next time. Needs MLX with a GPU, mlx-lm, and Treadle's own
 requirements; nothing is downloaded.
 """
@@ -27,8 +26,6 @@ from mlx_lm.models import qwen3
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
-from benchmarks.gpu.families_steps import make  # noqa: E402
-from benchmarks.gpu.family_shapes import WHOLE, config_of  # noqa: E402
 from tests.support.tiny import make_tiny  # noqa: E402
 
 PRINTABLE = range(0x20, 0x7F)
@@ -61,17 +58,6 @@ def make_model(folder: Path, layers: int, hidden: int, heads: int = 16) -> None:
     mx.save_safetensors(str(folder / "model.safetensors"), weights, metadata={"format": "mlx"})
 
 
-def make_family(folder: Path, family: str, bits: str) -> None:
-    """Make the folder of a whole model of `family`, with weights of so many `bits`."""
-    make_tiny(folder, architecture="qwen3", context=CONTEXT, eos=False)
-    config = json.loads((folder / "config.json").read_text())
-    tokens = {name: value for name, value in config.items() if name.endswith("_token_id")}
-    module, made = make({**config_of(family, whole=True), **tokens}, bits, heard=PRINTABLE)
-    (folder / "config.json").write_text(json.dumps({**made, "torch_dtype": "bfloat16"}, default=str))
-    weights = dict(tree_flatten(module.parameters()))
-    mx.save_safetensors(str(folder / "model.safetensors"), weights, metadata={"format": "mlx"})
-
-
 def treadle(*arguments: str) -> None:
     """Run a command of this checkout's Treadle; a failure is reported, and the next command runs."""
     env = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])}
@@ -85,8 +71,6 @@ def main() -> None:
     parser.add_argument("out", type=Path, metavar="OUT")
     parser.add_argument("--layers", type=int, default=28)
     parser.add_argument("--hidden", type=int, default=1024)
-    parser.add_argument("--family", choices=WHOLE, help="a whole model instead of the Qwen3 shape")
-    parser.add_argument("--bits", default="4", help="of its weights")
     parser.add_argument("--workload", action="append", metavar="W", help="instead of the usual ones; no engine then")
     parser.add_argument("--folder", type=Path, help="where the model is, or is to be made")
     parser.add_argument("--max-running", type=int, default=64)
@@ -99,11 +83,7 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     folder = options.folder or Path(tempfile.mkdtemp()) / "qwen3-shape"
     if not (folder / "model.safetensors").exists():
-        if options.family:
-            make_family(folder, options.family, options.bits)
-            mx.clear_cache()
-        else:
-            make_model(folder, options.layers, options.hidden)
+        make_model(folder, options.layers, options.hidden)
     rounds, most = ("1", "2") if options.quick else (options.rounds, "64")
     batches = "1,2" if options.quick else "1,8,32"
     engine = ["--batch", batches, "--prompt", "512", "--tokens", "128", "--rounds", rounds]
