@@ -313,7 +313,7 @@ _SMALL: dict[str, Any] = {
     "n_groups": 2,
     "linear_num_value_heads": 4,
     "linear_num_key_heads": 2,
-    "kv_lora_rank": 64,
+    "kv_lora_rank": 128,
     "q_lora_rank": 64,
 }
 _EXPERTS_PER_TOKEN = ("num_experts_per_tok", "num_experts_per_token", "top_k_experts")
