@@ -240,7 +240,7 @@ def _fresh(shape: Sequence[int]) -> Any:
 
 def _views(name: str, inputs: Sequence[Any], arguments: Sequence[Any], shapes: Sequence[Sequence[int]]) -> list[Any]:
     """Outputs of an operation: views of its input where MLX's are."""
-    x = inputs[0] if inputs else None
+    x: Any = inputs[0] if inputs else None
     if name == "Transpose":
         return [x.transpose(arguments[0])]
     if name == "Split":

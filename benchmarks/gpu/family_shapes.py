@@ -330,7 +330,7 @@ def config_of(family: str, *, small: bool = False, whole: bool = False) -> dict[
         if name in config:
             config[name] = 2
     if "linear_attn_config" in config:
-        config["linear_attn_config"] = {**config["linear_attn_config"], "num_heads": 4}
+        config["linear_attn_config"] = {**config["linear_attn_config"], "num_heads": 8}
     return config
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from tests.support.cuda_launches import LAUNCHES, Launch
 from tests.support.expert_launches import EXPERT_LAUNCHES
+from tests.support.mixer_launches import MIXER_LAUNCHES
 from treadle.core.compute_path import KernelState
 from treadle.runner.device.cuda import CudaKernel
 from treadle.runner.device.properties import DeviceProperties
@@ -48,7 +49,7 @@ class ReferenceKernel(CudaKernel):
         )
         assert self.name != "attend_prefill" or launch.template["ROWS"] == PREFILL_ROWS
         with np.errstate(invalid="ignore"):  # tokens of nobody are NaN from the first layer's attention on
-            made = (LAUNCHES | EXPERT_LAUNCHES)[self.name](launch)
+            made = (LAUNCHES | EXPERT_LAUNCHES | MIXER_LAUNCHES)[self.name](launch)
         assert [tuple(one.shape) for one in made] == [tuple(shape) for shape in shapes]
         assert len(made) == len(self._outputs)
         return [mx.array(one.astype(np.float32)).astype(dtype) for one, dtype in zip(made, dtypes, strict=True)]

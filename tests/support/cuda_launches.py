@@ -245,9 +245,10 @@ def _part(launch: Launch, q: Any, packed: Any, first: int, position: int, span: 
 def _rotate(launch: Launch) -> list[Any]:
     t, dim = launch.template, launch.template["D"]
     queries, kv = t["HQ"], t["HKV"]
-    qkv = launch.values("qkv").reshape(-1, queries + (1 if t["SHARED"] else 2) * kv, dim)
+    qkv = launch.values("qkv").reshape(-1, queries * t["STEP"] + (1 if t["SHARED"] else 2) * kv, dim)
     launch.covers(32 * qkv.shape[0] * (queries + 2 * kv))
-    q, k, v = np.split(qkv, [queries, queries + kv], axis=1)
+    q, k, v = np.split(qkv, [queries * t["STEP"], queries * t["STEP"] + kv], axis=1)
+    q = q[:, :: t["STEP"]]
     v = k if t["SHARED"] else v
     eps = _number(t["EPS"])
     if t["NORM"] == 1:

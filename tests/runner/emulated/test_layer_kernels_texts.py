@@ -57,6 +57,7 @@ def test_angles_are_cosines_and_sines() -> None:
         (Heads(3, 1, 128, PAGE), mx.float16, 16, False),
         (Heads(2, 2, 256, PAGE), mx.bfloat16, 8, True),
         (Heads(5, 1, 128, PAGE), mx.float16, 8, False),
+        (Heads(3, 1, 128, PAGE, gated=True), mx.bfloat16, 16, True),
     ],
 )
 def test_queries_and_keys_are_turned_and_keys_and_values_put_at_their_slots(
@@ -64,7 +65,7 @@ def test_queries_and_keys_are_turned_and_keys_and_values_put_at_their_slots(
 ) -> None:
     """Values exactly; what was in other slots stays."""
     at = slots(3)
-    qkv = (random(1, at.shape[0], (heads.queries + 2 * heads.kv) * heads.dim) * 2).astype(dtype)
+    qkv = (random(1, at.shape[0], heads.stored * heads.dim) * 2).astype(dtype)
     of_queries, of_keys = ((1 + random(i, heads.dim) / 4).astype(dtype) if norm else None for i in (2, 3))
     cos_sin = PLAIN.cos_sin(
         mx.arange(at.shape[0]) * 7, mx.array(np.geomspace(1, 1e-4, heads.dim // 2, dtype=np.float32))

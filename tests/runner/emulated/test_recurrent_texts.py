@@ -16,6 +16,7 @@ from tests.support.emulated import EmulatedKernel, shuffled
 from treadle.runner.kv.backend import Unsupported
 from treadle.runner.mlxlm import RecurrentState, connect
 from treadle.runner.recurrent.kernels import RecurrentKernels, Tiling
+from treadle.runner.recurrent.mixing import Mixing
 from treadle.runner.recurrent.step import Norm
 
 OWN = segments(1, 19, 1, 5, 8, fresh=(1, 2), padding=2)
@@ -178,6 +179,35 @@ def test_convolutions(width: int, dtype: Any, bias: bool) -> None:
         ),
         TOLERANCE[dtype],
     )
+
+
+@pytest.mark.parametrize("pools", [1, 3])
+@pytest.mark.parametrize(("dtype", "bias", "silu"), [(mx.float32, False, True), (mx.bfloat16, True, False)])
+def test_convolutions_of_a_products_outputs(pools: int, dtype: Any, bias: bool, silu: bool) -> None:
+    """Of columns in any order, beside others that are passed on, with states in one pool or several, between gates."""
+    numbers, channels, width = np.random.default_rng(pools), 24, 3
+    x = random(numbers, TOKENS, 90, dtype=dtype)
+    weight = random(numbers, channels, width, 1, dtype=dtype)
+    more = random(numbers, channels, dtype=dtype) if bias else None
+    columns = numbers.permutation(60)[: channels + 5].astype(np.int32)
+    mixing = Mixing(mx.array(columns), weight, more, silu, None if silu else (60, 64))
+    kept = [random(numbers, SLOTS, width - 1, channels // pools, dtype=dtype) for _ in range(pools)]
+    before = copied(mx.concatenate(kept, axis=-1))
+    out = kernels(1).mix(x, mixing, kept, begun(OWN))
+    inputs = wide(mixing.inputs(x)[0])[:, 0]
+
+    def reference(at: slice, state: Any) -> tuple[Any, Any]:
+        y, state = references.convolution(
+            inputs[at], wide(weight)[:, :, 0], None if more is None else wide(more), state
+        )
+        y = y * references.sigmoid(y) if silu else y * wide(x)[at, 64 : 64 + channels]
+        return y, state
+
+    assert out.shape == (TOKENS, 1, channels + 5)
+    after = mx.concatenate(kept, axis=-1)
+    compare(OWN, before, after, out[..., :channels], reference, TOLERANCE[dtype])
+    real = TOKENS - OWN[-1].count
+    np.testing.assert_array_equal(wide(out)[:real, 0, channels:], wide(x)[:real, columns[channels:]])
 
 
 @pytest.mark.parametrize(("dim", "arrays"), [(6, 2), (3000, 2)])

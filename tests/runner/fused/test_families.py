@@ -18,6 +18,7 @@ from treadle.runner.fused import families
 from treadle.runner.fused.decoder import FusedDecoder
 from treadle.runner.fused.families import Family, Norms
 from treadle.runner.fused.kernels import Activation
+from treadle.runner.fused.layer import Part
 from treadle.runner.kv.backend import Unsupported
 from treadle.runner.kv.paged.backend import PagedConfig
 from treadle.runner.layers.choose import FasterLayers
@@ -81,12 +82,12 @@ def test_the_logits_are_the_modules_own(name: str) -> None:
 
 HYBRIDS = {
     "granitemoehybrid": "2 GraniteMoeHybridMamba2Mixer, 3 GraniteMoeHybridMoE",
-    "kimi_linear": "2 KimiDeltaAttention, 4 KimiSparseMoE, 2 KimiMLAAttention",
-    "lfm2": "2 ShortConv",
-    "lfm2_moe": "2 ShortConv, 2 Lfm2MoeSparseMoeBlock",
+    "kimi_linear": "4 KimiSparseMoE",
+    "lfm2": "",
+    "lfm2_moe": "2 Lfm2MoeSparseMoeBlock",
     "nemotron_h": "2 NemotronHMamba2Mixer",
-    "qwen3_5": "3 GatedDeltaNet, 1 Qwen3NextAttention",
-    "qwen3_next": "3 Qwen3NextGatedDeltaNet, 4 Qwen3NextSparseMoeBlock, 1 Qwen3NextAttention",
+    "qwen3_5": "",
+    "qwen3_next": "4 Qwen3NextSparseMoeBlock",
 }
 """Families with recurrent layers, and the parts of a model that stay its own."""
 
@@ -149,6 +150,37 @@ def test_a_wrong_fact_is_caught_by_the_self_test(what: str, monkeypatch: pytest.
     )
     assert not config.fused
     assert (rejected[0].backend, rejected[0].failed) == ("fused layers", True)
+
+
+PARTS = {
+    "qwen3_next": {Part.DELTA_RULE: "gate_heads", Part.GATED_ATTENTION: "gate_heads"},
+    "kimi_linear": {Part.LATENT_ATTENTION: "put_latents"},
+    "deepseek_v3": {Part.LATENT_ATTENTION: "rotate_heads"},
+}
+"""Parts that have kernels of their own, and one of these."""
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_parts_whose_kernels_fail_are_left_to_the_module(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Other layers stay fused, and the reason is told."""
+    module, rejected = new_module(architectures.config_of(name)), list[Rejection]()
+    config = candidates.paged(
+        Reference(connect(), module, 64),
+        1 << 24,
+        rejected,
+        keep_prefixes=False,
+        kernels=failing(*PARTS[name].values()),
+        recurrences=RecurrentOperations,
+        max_running=4,
+    )
+    assert config.decoder is not None
+    assert config.fused
+    assert not config.decoder.parts & PARTS[name].keys()
+    (rejection,) = rejected
+    assert rejection.failed
+    assert all(part in rejection.reason for part in PARTS[name])
+    assert "no kernel" in rejection.reason
+    assert "slower" in caplog.text
 
 
 @pytest.mark.parametrize("bits", [16, 8])

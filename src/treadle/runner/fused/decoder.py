@@ -1,15 +1,15 @@
 """Decoder with fused layers, over pages, for the families of `families`.
 
 It is made from mlx-lm's module: weights that are used together are concatenated once (q, k and v; gate and up), and the
-module's own layers become views of them, so that nothing is held twice and the module still works. Attention and MLPs
-with unknown parts, recurrent mixers, and mixtures of experts stay the module's own, between norms of ours. The decoder
-is used only where a self-test gave the module's own logits.
+module's own layers become views of them, so that nothing is held twice and the module still works. Mixers and MLPs
+with unknown parts, and mixtures of experts, stay the module's own, between norms of ours. The decoder is used only
+where a self-test gave the module's own logits.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -27,12 +27,18 @@ from ..kv.paged.paged_pass import PagedPass
 from ..mlxlm import FETCHED, Selection
 from .families import Family, family_of, part
 from .kernels import LayerKernels, Residual, Table
-from .layer import Branch, FusedAttention, FusedMlp, FusedPass, MlpAndExperts, OwnMixer, OwnMlp, Sum
+from .latent import FusedLatentAttention
+from .layer import Branch, FusedAttention, FusedMlp, FusedPass, MlpAndExperts, OwnMixer, OwnMlp, Part, Sum
 from .merged_linear import Tools, merge_linears, quantized_linear
+from .mixer_kernels import MixerKernels
 from .norms import Norm
 from .quantization import Quantization
+from .recurrent import FusedDelta, FusedShortConvolution
 from .rotary import Rotary
 from .workspace import LaunchOrder
+
+_MIXERS = (FusedAttention, FusedLatentAttention, FusedDelta, FusedShortConvolution)
+_Mixer = FusedAttention | FusedLatentAttention | FusedDelta | FusedShortConvolution
 
 
 @dataclass(frozen=True)
@@ -57,7 +63,8 @@ class FusedDecoder:
     """Computes `module`'s passes over pages that the `kernels` of its layers read, with `selection` before its head.
 
     Passes are traced within `traced`, where the model's own modules are to know of that. `layout` arranges the model's
-    caches (None: each layer has one with pages). Raises NotImplementedError for other families.
+    caches (None: each layer has one with pages). The parts `own` are left to the module. Raises NotImplementedError for
+    other families.
     """
 
     def __init__(
@@ -67,6 +74,7 @@ class FusedDecoder:
         selection: Selection | None,
         traced: Callable[[], AbstractContextManager[None]] = nullcontext,
         layout: CacheLayout | None = None,
+        own: Collection[Part] = (),
     ) -> None:
         model, family = family_of(module)
         if selection is None:
@@ -79,6 +87,7 @@ class FusedDecoder:
         self.family = type(model).__module__.rpartition(".")[2]
         self._compile = kernels[0].compile
         self._layer_kernels = LayerKernels(kernels[0].kernel)
+        self._mixer_kernels = MixerKernels(kernels[0].kernel)
         self._traced = traced
         self._selection = selection
         embedding = part(inner, family.embedding)
@@ -88,16 +97,20 @@ class FusedDecoder:
         if family.parallel or _ways(layers) > 1:
             tools = replace(tools, order=LaunchOrder(dtype))
         self._order = tools.order
-        reading = _Reading(model, family, tools)
-        places = iter(range(len(caches)))
-        own = [next(places) if family.cached(layer) else None for layer in layers]
-        steps = [step for layer, place in zip(layers, own, strict=True) for step in reading.steps(layer, caches, place)]
+        reading = _Reading(model, family, tools, own)
+        numbers = iter(range(len(caches)))
+        places = [next(numbers) if family.cached(layer) else None for layer in layers]
+        steps = [
+            one for layer, place in zip(layers, places, strict=True) for one in reading.steps(layer, caches, place)
+        ]
         self._steps = _shared_rotations(steps)
         branches = [branch for step in self._steps for branch in step.branches]
-        rotations = [branch.rotary for branch in branches if isinstance(branch, FusedAttention)]
+        rotations = [branch.rotary for branch in branches if isinstance(branch, FusedAttention | FusedLatentAttention)]
         self._rotations = {id(one): one for one in rotations if one is not None}
         self._query_scale = None if family.query_scale is None else (model, family.query_scale)
         self._head = _head(model, family, embedding, tools)
+        parts = {branch.part for branch in branches if isinstance(branch, _MIXERS)}
+        self.parts: set[Part] = {part for part in parts if part is not None}
         self.own_modules = [one for branch in branches for one in branch.own_modules]
         self.product_kernels: list[KernelStatus] = tools.statuses(
             [product for branch in branches for product in branch.products]
@@ -171,10 +184,10 @@ class FusedDecoder:
         kernels, positions = self._layer_kernels, step.positions
         cos_sin = {key: kernels.cos_sin(positions, one.inv_freq, one.scale) for key, one in self._rotations.items()}
         if self._query_scale is None:
-            return FusedPass(step, kernels, cos_sin)
+            return FusedPass(step, kernels, self._mixer_kernels, cos_sin)
         model, scale = self._query_scale
         factors = scale(model, positions).astype(self._norm_dtype)
-        return FusedPass(step, kernels, cos_sin, factors[:, None, None, None])
+        return FusedPass(step, kernels, self._mixer_kernels, cos_sin, factors[:, None, None, None])
 
     @property
     def _norm_dtype(self) -> Any:
@@ -187,13 +200,15 @@ class FusedDecoder:
 
 
 class _Reading:
-    """Reads the layers of a `model` of some `family`; their products share `tools`."""
+    """Reads the layers of a `model` of some `family`, but for parts that stay its `own`; their products share
+    `tools`."""
 
-    def __init__(self, model: Any, family: Family, tools: Tools) -> None:
+    def __init__(self, model: Any, family: Family, tools: Tools, own: Collection[Part]) -> None:
         self._family = family
         self._tools = tools
         self._multiplier = family.residual_scale(model)
         self._dtype = tools.dtype
+        self._own = own
 
     def steps(self, layer: Any, caches: Sequence[Kernels | None], place: int | None) -> list[_Step]:
         """The branches of mlx-lm's `layer`, whose cache is at `place` (None: it has none). `caches` has the kernels of
@@ -222,12 +237,14 @@ class _Reading:
         """The mixer of a layer over pages that `kernels` read, or with recurrent states (None)."""
         family = self._family
         module = part(layer, next((name for name in family.mixers if name in layer), family.attention))
-        if kernels is None:
-            return OwnMixer(module)
-        try:
-            return FusedAttention.of(module, family, kernels, self._tools)
-        except NotImplementedError:
-            return OwnMixer(module)
+        for kind in _MIXERS:
+            try:
+                made: _Mixer = kind.of(module, family, kernels, self._tools)
+            except NotImplementedError:
+                continue
+            if made.part not in self._own:
+                return made
+        return OwnMixer(module)
 
     def _mlp(self, layer: Any) -> Branch:
         if getattr(layer, "per_layer_input_gate", None) is not None:
@@ -282,7 +299,7 @@ def _shared_rotations(steps: list[_Step]) -> list[_Step]:
     shared = []
     for step in steps:
         attention = step.branch
-        if isinstance(attention, FusedAttention) and (rotary := attention.rotary) is not None:
+        if isinstance(attention, FusedAttention | FusedLatentAttention) and (rotary := attention.rotary) is not None:
             same = next((one for one in known if one.interleaved == rotary.interleaved and one.equals(rotary)), None)
             if same is None:
                 known.append(rotary)

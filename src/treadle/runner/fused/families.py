@@ -13,6 +13,8 @@ from typing import Any
 
 import mlx.core as mx
 
+from . import delta_facts
+from .delta_facts import DeltaFacts
 from .kernels import Activation
 
 _PACKAGE = "mlx_lm.models."
@@ -43,7 +45,8 @@ class Family:
 
     Functions get mlx-lm's model: of the `embedding_scale`, the multiplier of branches (`residual_scale`), `logit_scale`
     and `logit_cap` (0: none). `rotates` gets an attention module. `query_scale` gets the model and positions (T,), and
-    returns factors (T,) of queries.
+    returns factors (T,) of queries. With `gated_attention` there is a gate behind each query. `delta` gets a mixer with
+    a gated delta rule.
     """
 
     decoder: str = "model"
@@ -74,6 +77,8 @@ class Family:
     single: bool = False
     experts: str = "block_sparse_moe"
     shared_mlp: tuple[str, ...] | None = None
+    gated_attention: bool = False
+    delta: Callable[[Any], DeltaFacts] | None = None
 
 
 def _minicpm_residual(model: Any) -> float:
@@ -183,7 +188,7 @@ FAMILIES: dict[str, Family] = {
         down="w2",
         norms=Norms("attention_norm", None, "ffn_norm"),
     ),
-    "kimi_linear": _LLAMA,
+    "kimi_linear": Family(delta=delta_facts.kimi_linear),
     "lfm2": replace(_LFM2, inputs=("w1", "w3"), down="w2"),
     "lfm2_moe": _LFM2,
     "minicpm": Family(
@@ -217,7 +222,8 @@ FAMILIES: dict[str, Family] = {
         parallel=True,
     ),
     "phi3": replace(_MERGED, projections=("qkv_proj",)),
-    **dict.fromkeys(("qwen3_next", "qwen3_5"), replace(_OWN_ATTENTION, mixers=("linear_attn",))),
+    "qwen3_next": Family(mixers=("linear_attn",), gated_attention=True, delta=delta_facts.qwen3_next),
+    "qwen3_5": Family(mixers=("linear_attn",), gated_attention=True, delta=delta_facts.qwen3_5),
     "starcoder2": Family(inputs=("c_fc",), down="c_proj", gated=False, activation=Activation.GELU),
 }
 """By the name of mlx-lm's module of the model."""

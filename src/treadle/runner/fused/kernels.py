@@ -47,18 +47,19 @@ class Activation(IntEnum):
 @dataclass(frozen=True)
 class Heads:
     """A layer's numbers of heads, their dimensions, and the tokens of a page. With `shared` the keys, before their norm
-    and rotation, are the values, too."""
+    and rotation, are the values, too. With `gated` a gate of as many dimensions is behind each query."""
 
     queries: int
     kv: int
     dim: int
     page: int
     shared: bool = False
+    gated: bool = False
 
     @property
     def stored(self) -> int:
-        """Heads of a product for queries, keys and values."""
-        return self.queries + (1 if self.shared else 2) * self.kv
+        """Heads of a product for queries, maybe gates, keys and values."""
+        return self.queries * (2 if self.gated else 1) + (1 if self.shared else 2) * self.kv
 
 
 @dataclass(frozen=True)
@@ -158,6 +159,7 @@ class LayerKernels:
                 ("HKV", heads.kv),
                 ("PAGE", heads.page),
                 ("SHARED", heads.shared),
+                ("STEP", 2 if heads.gated else 1),
                 ("NORM", 0 if norms.queries is None else 2 if whole else 1),
                 ("VALUE_NORM", norms.values),
                 ("EPS", bits_of(norms.eps)),

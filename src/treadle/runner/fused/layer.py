@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any, Protocol
 
 import mlx.core as mx
@@ -14,6 +15,7 @@ from ..kv.paged.paged_pass import PagedPass
 from .families import Family, part
 from .kernels import Activation, HeadNorms, Heads, LayerKernels
 from .merged_linear import MergedLinear, Tools, side_by_side
+from .mixer_kernels import Gate, MixerKernels
 from .mixture_kernels import UNIT, Choice, MixtureKernels, Score
 from .norms import Norm
 from .rotary import Rotary
@@ -26,8 +28,22 @@ class FusedPass:
 
     step: PagedPass
     kernels: LayerKernels
+    mixers: MixerKernels
     cos_sin: Mapping[int, Any]
     query_scale: Any | None = None
+
+    def turns(self, rotary: Rotary | None) -> Any | None:
+        """Cosines and sines of a rotation; None where there is none."""
+        return None if rotary is None else self.cos_sin[id(rotary)]
+
+
+class Part(StrEnum):
+    """A part of layers with kernels of its own, which can be left to the model's own module."""
+
+    GATED_ATTENTION = "gated attention"
+    LATENT_ATTENTION = "latent attention"
+    DELTA_RULE = "gated delta rule"
+    SHORT_CONVOLUTION = "short convolution"
 
 
 class Branch(Protocol):
@@ -77,19 +93,22 @@ class FusedAttention:
     rotary: Rotary | None
     scale: float
     sinks: Any | None = None
+    gate: Gate | None = None
     own_modules: Sequence[Any] = ()
 
     @classmethod
-    def of(cls, module: Any, family: Family, kernels: Kernels, tools: Tools) -> FusedAttention:
+    def of(cls, module: Any, family: Family, kernels: Kernels | None, tools: Tools) -> FusedAttention:
         """The attention of a module. Raises NotImplementedError where a part of it is not known."""
-        if not family.projections:
+        if not family.projections or kernels is None:
             raise NotImplementedError("the order of queries, keys and values")
         shared = bool(getattr(module, "use_k_eq_v", False))
         projections = family.projections[:2] if shared else family.projections
-        _check_parts(module, {*projections, family.output, *family.head_norms, "rope", "v_norm", "sinks"})
+        check_parts(module, {*projections, family.output, *family.head_norms, "rope", "v_norm", "sinks"})
         if kernels.latent or kernels.value_dim != kernels.dim:
             raise NotImplementedError("values of other dimensions than keys")
-        heads = Heads(kernels.heads * kernels.rep, kernels.heads, kernels.dim, kernels.page, shared)
+        heads = Heads(
+            kernels.heads * kernels.rep, kernels.heads, kernels.dim, kernels.page, shared, family.gated_attention
+        )
         if heads.dim % 16:
             raise NotImplementedError(f"heads of {heads.dim} dimensions")
         norms = _head_norms(module, family, heads, kernels.dtype)
@@ -97,11 +116,15 @@ class FusedAttention:
         if rotary is not None and rotary.dims > heads.dim:
             raise NotImplementedError(f"{rotary.dims} rotated dimensions of {heads.dim}")
         qkv = JoinedLinear.of([getattr(module, name) for name in projections], tools)
-        if qkv.outputs != heads.stored * heads.dim:
+        if qkv.outputs != heads.stored * heads.dim or (heads.gated and norms.whole):
             raise NotImplementedError(f"{qkv.outputs} dimensions of queries, keys and values")
         scale = float(getattr(module, "scale", heads.dim**-0.5))
         out = JoinedLinear.of([getattr(module, family.output)], tools)
-        return cls(qkv, out, heads, norms, rotary, scale, module.get("sinks"))
+        return cls(qkv, out, heads, norms, rotary, scale, module.get("sinks"), _head_gate(heads))
+
+    @property
+    def part(self) -> Part | None:
+        return None if self.gate is None else Part.GATED_ATTENTION
 
     @property
     def products(self) -> Sequence[MergedLinear]:
@@ -111,15 +134,18 @@ class FusedAttention:
         pages: PagedLayer = cache
         step, rotary = computed.step, self.rotary
         slots = step.tables[pages.kind.table].slots
-        cos_sin = None if rotary is None else computed.cos_sin[id(rotary)]
+        cos_sin, qkv = computed.turns(rotary), self.qkv(y)
         interleaved = rotary is not None and rotary.interleaved
         queries = computed.kernels.rotate(
-            self.qkv(y), self.norms, cos_sin, slots, pages.pool, self.heads, interleaved=interleaved
+            qkv, self.norms, cos_sin, slots, pages.pool, self.heads, interleaved=interleaved
         )
         if computed.query_scale is not None:
             queries = queries * computed.query_scale
         attended = pages.attention(step, queries, slots, self.scale, self.sinks)
-        return self.out(attended.reshape(y.shape[0], -1))
+        attended = attended.reshape(y.shape[0], -1)
+        if self.gate is not None:
+            attended = computed.mixers.gate_heads(attended, self.gate, qkv, self.heads.dim)
+        return self.out(attended)
 
 
 @dataclass(frozen=True)
@@ -154,7 +180,7 @@ class FusedMlp:
         """The MLP of a module, whose inputs and way down have other `names` than the family's, if any. Raises
         NotImplementedError where a part of it is not known, as with experts."""
         names = names or (*family.inputs, family.down)
-        _check_parts(module, set(names))
+        check_parts(module, set(names))
         layers = [module.get(name) for name in names]
         if None in layers:
             raise NotImplementedError(f"an MLP without {', '.join(names)}")
@@ -246,11 +272,20 @@ class MlpAndExperts:
         return layer.post_feedforward_layernorm_1(self.mlp(y, x, cache, computed)) + beside
 
 
-def _check_parts(module: Any, known: set[str]) -> None:
+def check_parts(module: Any, known: set[str]) -> None:
     """Raises NotImplementedError where a module has parts or weights of other names than the `known` ones."""
     found = {name for name, value in module.items() if isinstance(value, mx.array) or name in module.children()}
     if others := sorted(found - known):
         raise NotImplementedError(f"{type(module).__name__} with {', '.join(others)}")
+
+
+def _head_gate(heads: Heads) -> Gate | None:
+    """Gates of attention's outputs, each behind its head's query."""
+    if not heads.gated:
+        return None
+    places = mx.arange(heads.queries, dtype=mx.int32) * (2 * heads.dim) + heads.dim
+    mx.eval(places)  # not in each pass
+    return Gate(places)
 
 
 def _head_norms(module: Any, family: Family, heads: Heads, dtype: Any) -> HeadNorms:

@@ -30,7 +30,8 @@ COS_SIN = """
 
 ROTATE = """
   using namespace treadle;
-  constexpr int E = (D + 63) / 64, HALF = ROTATED / 2, ALL = HQ + 2 * HKV, STORED = ALL - (SHARED ? HKV : 0);
+  constexpr int E = (D + 63) / 64, HALF = ROTATED / 2, ALL = HQ + 2 * HKV;
+  constexpr int STORED = HQ * STEP + (SHARED ? 1 : 2) * HKV;
   constexpr bool VECTORS = D % 64 == 0 && (E & (E - 1)) == 0 && ROTATED == D && !INTERLEAVED;
   constexpr int V = VECTORS ? E : 1;
   const int warp = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -39,7 +40,8 @@ ROTATE = """
   const int slot = slots[token];
   if (slot < 0 && head >= HQ) return;
   const int value = head >= HQ + HKV, h = value ? head - HQ - HKV : head - HQ;
-  const T* from = qkv + (size_t(token) * STORED + (SHARED && value ? head - HKV : head)) * D;
+  const int place = head < HQ ? head * STEP : HQ * STEP + h + (value && !SHARED ? HKV : 0);
+  const T* from = qkv + (size_t(token) * STORED + place) * D;
   const T* weight = head < HQ ? q_norm + (NORM == 2 ? head * D : 0) : k_norm + (NORM == 2 ? h * D : 0);
   const float* turns = (const float*)cos_sin;
   // The two dimensions of pair `i`, and the pairs of a lane.

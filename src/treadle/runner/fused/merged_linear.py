@@ -185,7 +185,7 @@ def merge_linears(layers: Sequence[Any], tools: Tools, *, head: bool = False) ->
     Raises NotImplementedError where they differ in kind."""
     kinds = {type(layer) for layer in layers}
     if kinds == {nn.Linear}:
-        plain, bias = _concatenated(layers, "weight"), _concatenated(layers, "bias")
+        plain, bias = concatenated(layers, "weight"), concatenated(layers, "bias")
         assert plain is not None
         return MergedLinear(plain, None, None, bias) if head else linear(plain, bias, tools)
     _check_kind(kinds)
@@ -193,7 +193,7 @@ def merge_linears(layers: Sequence[Any], tools: Tools, *, head: bool = False) ->
     if len(ways) > 1:
         raise NotImplementedError("linear layers that are quantized in different ways")
     way = Quantization.of(layers[0])
-    weight, scales, biases, bias = (_concatenated(layers, name) for name in ("weight", "scales", "biases", "bias"))
+    weight, scales, biases, bias = (concatenated(layers, name) for name in ("weight", "scales", "biases", "bias"))
     return quantized_linear(weight, scales, biases, bias, way, tools, head=head)
 
 
@@ -246,7 +246,7 @@ def quantized_linear(
     return MergedLinear(weight, scales, biases, bias, way, skinny, small, dequantizer)
 
 
-def _concatenated(layers: Sequence[Any], name: str) -> Any | None:
+def concatenated(layers: Sequence[Any], name: str) -> Any | None:
     """Concatenate the layers' arrays of that name along their first axis; None where they have none. A bias that a
     layer has not is zeros."""
     found = [layer.get(name) for layer in layers]

@@ -25,6 +25,7 @@ _KINDS = {
     "mlx_lm.models.gemma.RMSNorm": _RMS_OFFSET,
     "mlx_lm.models.gemma2.RMSNorm": _RMS_OFFSET,
     "mlx_lm.models.gemma3_text.RMSNorm": _RMS_OFFSET,
+    "mlx_lm.models.qwen3_next.Qwen3NextRMSNormGated": _RMS,
     "mlx_lm.models.nemotron.NemotronLayerNorm1P": _Kind(centered=True, offset=1.0),
 }
 """By a class's full name. The self-test of the backend catches one that has changed."""

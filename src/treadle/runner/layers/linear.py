@@ -16,6 +16,7 @@ from mlx.utils import tree_flatten
 
 from ...core.compute_path import KernelStatus
 from ..device.cuda import CudaKernel, NewKernel
+from ..fused.head_product import multiply_by_heads
 from ..fused.merged_linear import LIGHT, MANY_ROWS, MergedLinear, Tools, linear, multiply_quantized, quantized_linear
 from ..fused.quantization import AFFINE, Quantization
 from ..fused.workspace import LaunchOrder
@@ -190,12 +191,7 @@ class HeadLinear:
         return self._multiply(x[:, :, 0].swapaxes(0, 1), transpose).swapaxes(0, 1)[:, :, None]
 
     def _multiply(self, x: Any, transpose: bool) -> Any:
-        (weight, scales, biases), way = self._parts, self._way
-        if way is None:
-            return x @ (weight.swapaxes(-1, -2) if transpose else weight)
-        assert scales is not None
-        options: dict[str, Any] = {"group_size": way.group, "bits": way.bits, "mode": way.mode}
-        return mx.quantized_matmul(mx.contiguous(x), weight, scales, biases, transpose=transpose, **options)
+        return multiply_by_heads(x, *self._parts, self._way, transpose=transpose)
 
 
 def _examples(columns: int, dtype: Any) -> Iterator[tuple[Any]]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +12,7 @@ import mlx.core as mx
 
 from ..device.properties import DeviceProperties
 from ..fused.decoder import FusedDecoder
+from ..fused.layer import Part
 from ..kv.backend import KvConfig, Unsupported
 from ..kv.contiguous.backend import ContiguousConfig
 from ..kv.contiguous.buffer import STEP
@@ -83,8 +85,7 @@ def paged(
     if config.int8:
         reference = reference.for_int8()
     try:
-        fused = _with_fused_layers(reference, config)
-        _test_fused(reference, fused)
+        fused = _fused(reference, config, rejected)
     except Unsupported as error:
         reference.layers.restrict(None)
         failed = isinstance(error, SelfTestFailed)
@@ -120,12 +121,34 @@ def page_layers(library: MlxLm, module: Any, bits: int, kernels: type[Kernels]) 
     )
 
 
-def _with_fused_layers(reference: Reference, config: PagedConfig) -> PagedConfig:
+def _fused(reference: Reference, config: PagedConfig, rejected: list[Rejection]) -> PagedConfig:
+    """`config` with fused layers that passed their test. Where kernels of some part of them are at fault, that part
+    stays the module's own, and the reason is added to `rejected`. Raises Unsupported."""
+    fused = _with_fused_layers(reference, config)
+    try:
+        _test_fused(reference, fused)
+    except SelfTestFailed as error:
+        parts = [] if fused.decoder is None else sorted(fused.decoder.parts)
+        for own in [*([part] for part in parts), *([parts] if len(parts) > 1 else [])]:
+            other = _with_fused_layers(reference, config, own)
+            with contextlib.suppress(SelfTestFailed):
+                _test_fused(reference, other)
+                reason = f"{' and '.join(own)} by kernels: {error}"
+                _log.warning("%s; the model's own modules are used for it, which are slower", reason)
+                rejected.append(Rejection("fused layers", reason, failed=True))
+                return other
+        raise
+    return fused
+
+
+def _with_fused_layers(reference: Reference, config: PagedConfig, own: Collection[Part] = ()) -> PagedConfig:
+    """`config` with fused layers, but for the parts that are the module's `own`. Raises Unsupported."""
     if not config.layers:
         raise Unsupported("no layer has keys and values")
     kernels = [layer.kernels for layer in config.layers]
     try:
-        decoder = FusedDecoder(reference.module, kernels, config.selection, reference.layers.traced, config.layout)
+        traced = reference.layers.traced
+        decoder = FusedDecoder(reference.module, kernels, config.selection, traced, config.layout, own)
     except (NotImplementedError, AttributeError) as error:
         raise Unsupported(str(error)) from error
     return replace(config, decoder=decoder)

@@ -11,6 +11,7 @@ import mlx.core as mx
 from ..device.cuda import CudaKernel, bits_of
 from ..mlxlm import RecurrentState
 from ..unsupported import Unsupported
+from .mixing import Mixing
 from .step import Norm, RecurrentPass
 
 _FILES = ("device/numbers.cuh", "recurrent/recurrence.cuh", "recurrent/convolution.cuh")
@@ -26,6 +27,11 @@ _SCAN = """
 _CONVOLVE = """
   treadle::recurrent::convolve<WIDTH, BIAS>(x, weight, bias, segments, rows, const_cast<T*>(pool), out, x_shape[0],
       CHANNELS);
+"""
+_MIX = """
+  T* const pools[] = {POOLS};
+  treadle::recurrent::mix<WIDTH, BIAS, SILU, GATED, CHANNELS, ALL, BEFORE, AFTER>(
+      x, columns, weight, bias, segments, rows, pools, out, x_shape[0], x_shape[1]);
 """
 NO_KERNEL = "there is no kernel for its recurrence"
 _MOST_SHARED = 48 * 1024
@@ -128,6 +134,30 @@ class RecurrentKernels:
             blocks=(-(-x.size // 256), 1),
             threads=256,
             shapes=[x.shape],
+            dtypes=[x.dtype],
+        )[0]
+
+    def mix(self, x: Any, mixing: Mixing, pools: Sequence[Any], step: RecurrentPass) -> Any:
+        """Outputs (T, 1, C + E) of `mixing` for `x` (T, N). Each of `pools` (slots, width - 1, C / their number) has
+        the inputs of equally many channels before each segment."""
+        name = f"mix_{len(pools)}"
+        if name not in self._made:
+            names = [f"pool{i}" for i in range(len(pools))]
+            text = _MIX.replace("POOLS", ", ".join(f"const_cast<T*>({one})" for one in names))
+            inputs = ["x", "columns", "weight", "bias", "segments", "rows", *names]
+            self._made[name] = self.kernel("mix", inputs, ["out"], text, files=_FILES)
+        bias, (before, after) = mixing.bias, mixing.gates or (0, 0)
+        shape = (x.shape[0], 1, mixing.outputs)
+        return self._made[name](
+            [x, mixing.columns, mixing.weight, mixing.weight if bias is None else bias, step.table, step.rows, *pools],
+            [
+                *[("T", x.dtype), ("WIDTH", mixing.width), ("BIAS", bias is not None), ("SILU", mixing.silu)],
+                *[("GATED", mixing.gates is not None), ("CHANNELS", mixing.channels), ("ALL", mixing.outputs)],
+                *[("BEFORE", before), ("AFTER", after)],
+            ],
+            blocks=(-(-shape[0] * shape[2] // 256), 1),
+            threads=256,
+            shapes=[shape],
             dtypes=[x.dtype],
         )[0]
 

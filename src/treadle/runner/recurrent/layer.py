@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from ..mlxlm import RecurrentState, defer_norms
+from .mixing import Mixing
 from .slot_arrays import SlotArrays
 from .step import Norm, RecurrentPass
 
@@ -22,6 +23,8 @@ class Recurrences(Protocol):
     def new_pool(self, slots: int, shape: Sequence[int], dtype: Any) -> Any: ...
 
     def convolve(self, x: Any, weight: Any, bias: Any | None, pool: Any, step: RecurrentPass) -> Any: ...
+
+    def mix(self, x: Any, mixing: Mixing, pools: Sequence[Any], step: RecurrentPass) -> Any: ...
 
     def gated_delta(
         self,
@@ -71,9 +74,13 @@ class _Slots:
         self._recurrences = recurrences
         self._step = step
 
-    def _done(self, out: Any) -> Any:
-        """Remember, and return, the output that is there once a pass's states are written to the pool."""
+    def written_with(self, out: Any) -> None:
+        """Remember the output that is there once a pass's states are written to the pool."""
         self._out = out
+
+    def _done(self, out: Any) -> Any:
+        """Remember, and return, an output."""
+        self.written_with(out)
         return out
 
     def take_written(self) -> list[Any]:
@@ -176,6 +183,7 @@ class RecurrentLayer:
             for state in states
         ]
         self.step = step
+        self._recurrences = recurrences
         self._arrays = [entry.pool for entry in self.entries if isinstance(entry.pool, SlotArrays)]
 
     def __getitem__(self, index: int) -> Any:
@@ -184,6 +192,20 @@ class RecurrentLayer:
 
     def __setitem__(self, index: int, value: Any) -> None:
         """Drop a state: the slots have it."""
+
+    def mix(self, x: Any, mixing: Mixing) -> Any:
+        """Outputs (T, 1, C + E) of `mixing`, with the states of all of the layer's convolutions, for `x` (T, N)."""
+        slots = [entry for entry in self.entries if isinstance(entry, ConvolutionSlots)]
+        out = self._recurrences.mix(x, mixing, [entry.pool for entry in slots], self.step)
+        for entry in slots:
+            entry.written_with(out)
+        return out
+
+    @property
+    def recurrence(self) -> StateSlots:
+        """The state of the layer's one recurrence."""
+        (found,) = (entry for entry in self.entries if isinstance(entry, StateSlots))
+        return found
 
     @property
     def in_place(self) -> bool:

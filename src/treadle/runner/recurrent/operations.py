@@ -9,6 +9,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from . import chunked
+from .mixing import Mixing
 from .slot_arrays import SlotArrays
 from .step import Norm, RecurrentPass, Run
 
@@ -32,6 +33,14 @@ class RecurrentOperations:
 
         out = _each(step, pool, [x], run, run)
         return out if bias is None else out + bias
+
+    def mix(self, x: Any, mixing: Mixing, pools: Sequence[SlotArrays], step: RecurrentPass) -> Any:
+        """Outputs (T, 1, C + E) of `mixing` for `x` (T, N)."""
+        convolved, rest = mixing.inputs(x)
+        parts = (mx.split(array, len(pools), axis=axis) for array, axis in ((convolved, -1), (mixing.weight, 0)))
+        made = [self.convolve(own, weight, None, pool, step) for own, weight, pool in zip(*parts, pools, strict=True)]
+        y = made[0] if len(made) == 1 else mx.concatenate(made, axis=-1)
+        return mixing.finished(x, y if mixing.bias is None else y + mixing.bias, rest)
 
     def gated_delta(
         self,

@@ -76,9 +76,18 @@ class PagedLayer:
         that shape and their `rotated` parts, which are scaled already."""
         return self._attention(self.step, self.kind, _Queries(queries, scale, rotated=rotated), self.written)
 
-    def attention(self, step: PagedPass, queries: Any, written: Any, scale: float, sinks: Any | None = None) -> Any:
-        """Attention as by `attend` in `step`, once the array `written` is there."""
-        return self._attention(step, self.kind, _Queries(queries, scale, sinks), written)
+    def attention(
+        self,
+        step: PagedPass,
+        queries: Any,
+        written: Any,
+        scale: float,
+        sinks: Any | None = None,
+        rotated: Any | None = None,
+    ) -> Any:
+        """Attention as by `attend`, or with `rotated` as by `attend_latent`, in `step`, once the array `written` is
+        there."""
+        return self._attention(step, self.kind, _Queries(queries, scale, sinks, rotated), written)
 
     def _attention(self, step: PagedPass, kind: LayerKind, queries: _Queries, written: Any) -> Any:
         border = step.decode_tokens
