@@ -394,7 +394,7 @@ def _small_gemm(launch: Launch) -> list[Any]:
     assert x.shape[1] % 64 == 0
     assert launch.blocks == (-(-len(x) // 64), -(-len(weight) // 64))
     assert launch.threads == 128
-    return [x @ weight.T]
+    return [x @ weight.T + _added(launch)]
 
 
 def _dequantize(launch: Launch) -> list[Any]:

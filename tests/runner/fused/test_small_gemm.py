@@ -25,8 +25,9 @@ def test_products_are_what_they_should_be(shape: tuple[int, int, int], seed: int
     dice = np.random.default_rng(seed)
     x, weight = (mx.array(dice.normal(0, 1, (n, columns)).astype(np.float32)).astype(dtype) for n in (rows, outputs))
     wide = [np.array(one.astype(mx.float32), np.float64) for one in (x, weight)]
-    wanted = wide[0] @ wide[1].T
-    found = np.array(SmallGemm(shuffled(EmulatedKernel, seed))(x, weight).astype(mx.float32))
+    bias: Any = mx.array(dice.normal(0, 1, outputs).astype(np.float32)).astype(dtype) if seed else None
+    wanted = wide[0] @ wide[1].T + (0 if bias is None else np.array(bias.astype(mx.float32)))
+    found = np.array(SmallGemm(shuffled(EmulatedKernel, seed))(x, weight, bias).astype(mx.float32))
     np.testing.assert_allclose(found, wanted, rtol=0, atol=tolerance * np.abs(wanted).max())
 
 

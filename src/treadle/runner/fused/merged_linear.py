@@ -62,14 +62,20 @@ class MergedLinear:
         skinny, least = self.skinny, LEAST_ROWS if self.way is None else 1
         if skinny is not None and least <= x.shape[0] <= skinny.most_rows:
             bias = self.bias
-            return skinny(x, bias) if bias is None or bias.dtype == x.dtype else skinny(x) + bias
+            return skinny(x, bias) if self._adds(x) else skinny(x) + bias
         if self.way is not None:
             y = self._quantized(x, self.way)
         elif self.small is not None and x.shape[0] >= LEAST_ROWS and self.small.pays(x.shape[0], self.weight):
+            if self._adds(x):
+                return self.small(x, self.weight, self.bias)
             y = self.small(x, self.weight)
         else:
             return x @ self.weight.T if self.bias is None else mx.addmm(self.bias, x, self.weight.T)
         return y if self.bias is None else y + self.bias
+
+    def _adds(self, x: Any) -> bool:
+        """Whether kernels add the bias, if there is one."""
+        return self.bias is None or bool(self.bias.dtype == x.dtype)
 
     def _quantized(self, x: Any, way: Quantization) -> Any:
         if self.dequantizer is None or x.shape[0] < MANY_ROWS:

@@ -1,4 +1,4 @@
-// y = x W^T for some dozens or hundreds of rows of x (M, K) and plain weights W (N, K); K is a multiple of DEEP.
+// y = x W^T, plus `added` (N,) if BIASED, for some dozens or hundreds of rows of x (M, K) and plain weights W (N, K); K is a multiple of DEEP.
 //
 // A block makes a tile of 64 rows and 64 columns of y: STAGES slices of DEEP columns of x and W are in shared memory or on their
 // way, and each of four warps multiplies a quarter of the tile. The 16-byte pieces of line r lie at their place ^ (r & 7), so
@@ -6,8 +6,8 @@
 
 namespace treadle {
 
-template <typename T, int STAGES>
-__device__ inline void small_gemm(const T* x, const T* weight, T* out, int M, int N, int K) {
+template <typename T, int STAGES, bool BIASED>
+__device__ inline void small_gemm(const T* x, const T* weight, const T* added, T* out, int M, int N, int K) {
   constexpr int SIDE = 64, DEEP = 64, WIDE = DEEP * 2, PIECES = DEEP / 8, THREADS = 128;  // WIDE: bytes of a line
   constexpr int SLICE = 2 * SIDE * WIDE, STEP = THREADS / PIECES;
   extern __shared__ __align__(1024) unsigned char memory[];  // [STAGES][x, W][SIDE][DEEP]
@@ -72,8 +72,10 @@ __device__ inline void small_gemm(const T* x, const T* weight, T* out, int M, in
 #pragma unroll
       for (int n = 0; n < 4; ++n) {
         const int column = column0 + warp % 2 * 32 + n * 8 + 2 * t;
-        if (row < M && column < N)
-          *reinterpret_cast<unsigned*>(out + size_t(row) * N + column) = pack(sum[f][n][2 * half], sum[f][n][2 * half + 1], T());
+        if (row >= M || column >= N) continue;
+        const float low = sum[f][n][2 * half] + (BIASED ? wide(added[column]) : 0.0f);
+        const float high = sum[f][n][2 * half + 1] + (BIASED ? wide(added[column + 1]) : 0.0f);
+        *reinterpret_cast<unsigned*>(out + size_t(row) * N + column) = pack(low, high, T());
       }
     }
 }

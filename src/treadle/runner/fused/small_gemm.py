@@ -17,7 +17,7 @@ MOST = 1 << 31
 """The most multiplications: beyond, MLX's product is faster by more than its launch takes the host."""
 _STAGES, _THREADS = 4, 128
 _BODY = """
-  treadle::small_gemm<T, STAGES>(x, w, out, x_shape[0], w_shape[0], x_shape[1]);
+  treadle::small_gemm<T, STAGES, BIASED>(x, w, ADDED, out, x_shape[0], w_shape[0], x_shape[1]);
 """
 
 
@@ -28,9 +28,7 @@ class SmallGemm:
     """
 
     def __init__(self, kernel: NewKernel = CudaKernel) -> None:
-        memory = _STAGES * 2 * SIDE * DEEP * 2
-        files = ["device/numbers.cuh", "fused/small_gemm.cuh"]
-        self._kernel = kernel("small_gemm", ["x", "w"], ["out"], _BODY, files=files, shared_memory=memory)
+        self._kernel, self._biased = (_made(kernel, biased) for biased in (False, True))
 
     @staticmethod
     def takes(outputs: int, columns: int, dtype: Any) -> bool:
@@ -42,17 +40,24 @@ class SmallGemm:
         """Whether it is faster than MLX for so many rows."""
         return bool(rows * weight.size <= MOST)
 
-    def __call__(self, x: Any, weight: Any) -> Any:
-        """(T, N) of `x` (T, K), in the weight's type."""
-        rows, outputs = x.shape[0], weight.shape[0]
-        return self._kernel(
-            [x, weight],
-            [("T", x.dtype), ("STAGES", _STAGES)],
+    def __call__(self, x: Any, weight: Any, bias: Any | None = None) -> Any:
+        """(T, N) of `x` (T, K), in the weight's type; plus `bias` (N,)."""
+        rows, outputs, biased = x.shape[0], weight.shape[0], bias is not None
+        return (self._biased if biased else self._kernel)(
+            [x, weight, *([bias] if biased else [])],
+            [("T", x.dtype), ("STAGES", _STAGES), ("BIASED", biased)],
             blocks=(-(-rows // SIDE), -(-outputs // SIDE)),
             threads=_THREADS,
             shapes=[(rows, outputs)],
             dtypes=[x.dtype],
         )[0]
+
+
+def _made(kernel: NewKernel, biased: bool) -> CudaKernel:
+    memory, files = _STAGES * 2 * SIDE * DEEP * 2, ["device/numbers.cuh", "fused/small_gemm.cuh"]
+    body = _BODY.replace("ADDED", "added" if biased else "(const T*)nullptr")
+    names = ["x", "w", *(["added"] if biased else [])]
+    return kernel("small_gemm", names, ["out"], body, files=files, shared_memory=memory)
 
 
 def small_gemm(kernel: NewKernel = CudaKernel) -> SelfTested[SmallGemm]:
@@ -68,7 +73,9 @@ def small_gemm(kernel: NewKernel = CudaKernel) -> SelfTested[SmallGemm]:
 def _why_not(made: SmallGemm) -> str:
     """Return what is wrong with a product; empty if nothing is."""
     dice = np.random.default_rng(0)
-    x, weight = (mx.array(dice.normal(0, 1, shape).astype(np.float16)) for shape in ((100, 320), (72, 320)))
+    shapes = ((100, 320), (72, 320), (72,))
+    x, weight, bias = (mx.array(dice.normal(0, 1, shape).astype(np.float16)) for shape in shapes)
     wanted = x.astype(mx.float32) @ weight.astype(mx.float32).T
-    right = mx.allclose(made(x, weight).astype(mx.float32), wanted, rtol=0.01, atol=0.1).item()
+    pairs = ((made(x, weight), wanted), (made(x, weight, bias), wanted + bias))
+    right = all(mx.allclose(one.astype(mx.float32), want, rtol=0.01, atol=0.1).item() for one, want in pairs)
     return "" if right else "its product is not what it should be"
