@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -94,6 +95,7 @@ def _choose(launch: Launch) -> list[Any]:
         scales=scales if t["SCALED"] else None,
         rounds=Rounds(t["ROUNDS"]),
     )
+    logits = logits[:, : t["EXPERTS"]]
     keys = choice.kept_keys(logits)
     chosen = np.argsort(-keys, axis=-1, kind="stable")[:, : t["TOP"]]
     scores = np.take_along_axis(choice.scores(logits), chosen, axis=-1)
@@ -103,7 +105,21 @@ def _choose(launch: Launch) -> list[Any]:
     if t["NORMALIZED"]:
         scores /= scores.sum(axis=-1, keepdims=True) + _number(t["EPSILON"])
     scores = scores * _number(t["FACTOR"])
-    return [chosen, scores * _wide(launch, "scales")[chosen] if t["SCALED"] else scores]
+    scores = scores * _wide(launch, "scales")[chosen] if t["SCALED"] else scores
+    if not t["SHARED"]:
+        return [chosen, scores]
+    weight = 1 / (1 + np.exp(-_wide(launch, "logits")[:, t["EXPERTS"] :])) if t["GATED"] else np.ones((len(scores), 1))
+    return [np.pad(chosen, [(0, 0), (0, 1)], constant_values=t["EXPERTS"]), np.concatenate([scores, weight], axis=-1)]
+
+
+def _choose_and_route(launch: Launch) -> list[Any]:
+    """Choose experts by the warps of one block, and route them."""
+    assert launch.blocks == (1, 1)
+    assert launch.threads % 32 == 0
+    chosen, weights = _choose(launch)
+    t = {**launch.template, "EXPERTS": launch.template["EXPERTS"] + launch.template["SHARED"]}
+    routed = replace(launch, arrays={"indices": mx.array(chosen.reshape(-1))}, template=t, shapes=launch.shapes[2:])
+    return [chosen, weights, *_route(routed)]
 
 
 def _wide(launch: Launch, name: str) -> Any:
@@ -125,6 +141,7 @@ def _combine(launch: Launch) -> list[Any]:
 
 EXPERT_LAUNCHES: dict[str, Callable[[Launch], list[Any]]] = {
     "choose_experts": _choose,
+    "choose_and_route": _choose_and_route,
     "combine_experts": _combine,
     "route_experts": _route,
     "few_rows": _multiply,

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from tests.support.cuda import ReferenceKernel
-from tests.support.emulated import EmulatedKernel
+from tests.support.emulated import EmulatedKernel, shuffled
 from treadle.runner.fused.mixture_kernels import Choice, MixtureKernels, Rounds, Score
+from treadle.runner.layers.grouped_product import GroupedProduct
 
 EMULATED, REFERENCE = MixtureKernels(EmulatedKernel), MixtureKernels(ReferenceKernel)
 
@@ -29,18 +30,20 @@ CHOICES = [
     (4, Choice(4, Score.SIGMOID, factor=1.5), mx.float16),
     (64, Choice(6, Score.SIGMOID, normal(9, 64), rounds=Rounds.SCORES), mx.bfloat16),
     (64, Choice(6, Score.SIGMOID, normal(9, 64), 4, 2, rounds=Rounds.KEYS), mx.bfloat16),
+    (64, Choice(6, Score.SIGMOID, normal(9, 64), factor=2.5, shared=True), mx.bfloat16),
+    (40, Choice(31, Score.SOFTMAX, normalized=True, shared=True, gated=True), mx.float16),
 ]
 
 
 @pytest.mark.parametrize(("experts", "choice", "dtype"), CHOICES)
 def test_the_best_experts_are_chosen(experts: int, choice: Choice, dtype: Any) -> None:
     for tokens in (1, 6):
-        logits = normal(tokens, tokens, experts, dtype=dtype)
+        logits = normal(tokens, tokens, experts + choice.gated, dtype=dtype)
         chosen, weights = EMULATED.choose(logits, choice)
         wanted, exact = REFERENCE.choose(logits, choice)
         assert chosen.dtype == mx.uint32
         ordered, order = (mx.argsort(one, axis=-1) for one in (chosen, wanted))
-        clear = np.array(choice.margins(logits)) > 1e-5
+        clear = np.array(choice.margins(logits[:, :experts])) > 1e-5
         same = mx.take_along_axis(chosen, ordered, axis=-1) == mx.take_along_axis(wanted, order, axis=-1)
         assert np.array(same.all(axis=-1))[clear].all()
         assert clear.any()
@@ -66,6 +69,32 @@ def test_rounded_scores_are_equal_where_the_models_own_are(rounds: Rounds) -> No
     quiet = mx.zeros((40,))
     chosen, _ = EMULATED.choose(logits, Choice(3, Score.SIGMOID, quiet, rounds=rounds))
     assert chosen.tolist() == [[7, 8, 9] if rounds is not Rounds.NOTHING else [17, 18, 19]]
+
+
+@pytest.mark.parametrize("tokens", [2, 5, 40, 64])
+@pytest.mark.parametrize(
+    ("experts", "choice"),
+    [
+        (128, Choice(8, Score.SOFTMAX, normalized=True)),
+        (300, Choice(4, Score.SIGMOID, normal(8, 300), shared=True)),
+        (6, Choice(2, Score.CHOSEN_SOFTMAX, shared=True, gated=True)),
+    ],
+)
+def test_few_tokens_are_routed_by_the_block_that_chooses(tokens: int, experts: int, choice: Choice) -> None:
+    logits = normal(tokens, tokens, experts + choice.gated, dtype=mx.bfloat16)
+    weights, routing = GroupedProduct(shuffled(EmulatedKernel, tokens)).choose(logits, choice)
+    chosen, wanted = EMULATED.choose(logits, choice)
+    assert mx.array_equal(weights, wanted).item()
+    of_pairs, order, chunks = np.array(chosen).reshape(-1), np.array(routing.order), np.array(routing.chunks)
+    assert sorted(order) == list(range(tokens * choice.all))
+    places = [
+        (expert, place)
+        for expert, begin, rows, _ in chunks[1 : 1 + chunks[0, 0]]
+        for place in range(begin, begin + rows)
+    ]
+    assert [place for _, place in places] == list(range(len(order)))
+    assert all(of_pairs[order[place]] == expert for expert, place in places)
+    assert chunks[1 : 1 + chunks[0, 0], 2].max() <= routing.rows
 
 
 @pytest.mark.parametrize("shared", ["", "shared", "gated"])

@@ -125,7 +125,7 @@ def test_launches_of_a_traced_pass_follow_none_of_another() -> None:
     module = make("qwen3_moe", dtype=mx.float16)
     layers = FasterLayers(module, "cuda", kernel=Traceable)
     orders = layers._linear
-    orders._tools_for(mx.float16)
+    orders.tools_for(mx.float16)
     (order,) = orders.orders
     first, order.last = order.last, mx.ones(3)
     with layers.traced():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests.support.architectures import config_of, new_module
-from tests.support.cuda import ReferenceKernel
+from tests.support.cuda import ReferenceKernel, failing
 from treadle.runner.fused.mixture_kernels import Choice, Score
 from treadle.runner.layers import mixtures
 from treadle.runner.layers.choose import FasterLayers
@@ -83,6 +84,79 @@ def test_each_block_gives_what_its_own_code_gives(name: str) -> None:
     close: Any = mx.abs(found.astype(mx.float32) - own[0].astype(mx.float32)) <= 0.02 * mx.abs(own[0]).max()
     assert close.all(axis=-1).sum().item() >= 5  # where experts are nearly equal, others may be chosen
     assert (block(wide) == own[1]).all().item()  # of another type
+
+
+JOINED = {
+    "mlx_lm.models.deepseek_v3.DeepseekV3MoE": {"moe_intermediate_size": 64, "n_shared_experts": 1},
+    "mlx_lm.models.glm4_moe.MoE": {"moe_intermediate_size": 64, "n_shared_experts": 1},
+    "mlx_lm.models.kimi_linear.KimiSparseMoE": {"moe_intermediate_size": 64},
+    "mlx_lm.models.qwen3_next.Qwen3NextSparseMoeBlock": {
+        "moe_intermediate_size": 64,
+        "shared_expert_intermediate_size": 64,
+    },
+}
+"""Blocks whose shared expert is as large as the others."""
+
+
+def joined(name: str) -> tuple[Any, Any]:
+    """A model whose shared experts are quantized as the others are."""
+    module, block = made(name, **JOINED[name])
+    for one in (getattr(block, "shared_experts", None), getattr(block, "shared_expert", None)):
+        if one is not None:
+            nn.quantize(one, group_size=32, bits=8)
+    mx.eval(module.parameters())
+    return module, block
+
+
+def memory() -> int:
+    """Bytes that MLX holds."""
+    gc.collect()
+    mx.clear_cache()
+    return mx.get_active_memory()
+
+
+@pytest.mark.parametrize("name", JOINED)
+def test_a_shared_expert_is_one_more_of_the_others(name: str) -> None:
+    """Its weights are held once, and a block's own code computes as before."""
+    module, block = joined(name)
+    parts: Any = [block.switch_mlp.up_proj, (block.get("shared_experts") or block.get("shared_expert")).up_proj]
+    before = [mx.array(one[array]) for one in parts for array in ("weight", "scales", "biases")]
+    x = mx.random.normal((4, 1, 256), key=mx.random.key(2)).astype(mx.float16)
+    own = block(x)
+    mx.eval(before, own)
+    held = memory()
+    layers = faster(module)
+    assert not layers.rejected
+    found = block(x)
+    mx.eval(found)
+    assert memory() < held + block.switch_mlp.up_proj.weight.nbytes, "some weights are held twice"
+    call: Any = block.faster_call
+    assert call.choice.shared
+    assert call.choice.gated == ("shared_expert_gate" in block)
+    assert call.shared is None
+    close: Any = mx.abs(found.astype(mx.float32) - own.astype(mx.float32)) <= 0.02 * mx.abs(own).max()
+    assert close.all(axis=-1).sum().item() >= 3
+    after = [one[array] for one in parts for array in ("weight", "scales", "biases")]
+    assert all(mx.array_equal(*pair).item() for pair in zip(before, after, strict=True))
+    with layers.originals():
+        assert mx.array_equal(block(x), own).item()
+        assert memoryview(block.switch_mlp.up_proj.scales).c_contiguous
+
+
+def test_shared_experts_of_another_kind_stay_apart() -> None:
+    name = "mlx_lm.models.glm4_moe.MoE"
+    module, block = made(name, **JOINED[name])  # its shared expert is not quantized
+    assert not faster(module).rejected
+    assert block.faster_call.shared is block.shared_experts
+
+
+def test_experts_have_faster_methods_of_their_own_where_those_of_their_block_fail() -> None:
+    module, block = joined("mlx_lm.models.glm4_moe.MoE")
+    layers = FasterLayers(module, "cuda", kernel=failing("combine_experts").kernel)
+    layers.install()
+    assert [label for label in layers.rejected if label.startswith("mixtures")] == labels(layers)
+    assert [label for label in layers.labels if label.startswith("experts")]
+    assert "faster_call" in vars(block.switch_mlp)
 
 
 @pytest.mark.parametrize(

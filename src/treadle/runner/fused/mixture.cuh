@@ -64,19 +64,20 @@ __device__ inline void keep_groups(float (&key)[EACH], float least) {
 }
 
 // A warp's token: the TOP experts with the largest scores, with `bias` added for the choice, and the weights of their outputs.
-template <int EXPERTS, int TOP, Score SCORE, Rounds ROUNDS, bool BIASED, bool NORMALIZED, int GROUPS, int KEPT, bool SCALED, typename L,
-          typename B, typename S, typename W>
-__device__ inline void choose_experts(const L* logits, const B* bias, const S* scales, unsigned* chosen, W* weights, int tokens,
-                                      float epsilon, float factor) {
-  constexpr int EACH = (EXPERTS + 31) / 32;
-  const int token = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32, lane = threadIdx.x & 31;
-  if (token >= tokens) return;
+// With SHARED, expert EXPERTS is chosen by each token: its weight is 1, or, if GATED, the sigmoid of its logit. A token has
+// `width` logits.
+template <int EXPERTS, int TOP, Score SCORE, Rounds ROUNDS, bool BIASED, bool NORMALIZED, int GROUPS, int KEPT, bool SCALED, bool SHARED,
+          bool GATED, typename L, typename B, typename S, typename W>
+__device__ inline void choose_experts(const L* logits, const B* bias, const S* scales, unsigned* chosen, W* weights, int token,
+                                      int width, float epsilon, float factor) {
+  constexpr int EACH = (EXPERTS + 31) / 32, ALL = TOP + SHARED;
+  const int lane = threadIdx.x & 31;
   const float least = __int_as_float(0xff800000);
   float score[EACH], key[EACH];
 #pragma unroll
   for (int e = 0; e < EACH; ++e) {
     const int i = lane + 32 * e;
-    score[e] = i < EXPERTS ? wide(logits[size_t(token) * EXPERTS + i]) : least;
+    score[e] = i < EXPERTS ? wide(logits[size_t(token) * width + i]) : least;
   }
   if (SCORE == SOFTMAX) {
     float most = least, sum = 0.0f;
@@ -119,10 +120,15 @@ __device__ inline void choose_experts(const L* logits, const B* bias, const S* s
   }
   if (NORMALIZED) weight /= total(weight) + epsilon;
   weight *= factor;
-  if (lane >= TOP) return;
-  if (SCALED) weight *= wide(scales[own]);
-  chosen[token * TOP + lane] = own;
-  weights[token * TOP + lane] = narrow(weight, W());
+  if (lane >= ALL) return;
+  if (SHARED && lane == TOP) {
+    own = EXPERTS;
+    weight = GATED ? 1.0f / (1.0f + __expf(-wide(logits[size_t(token) * width + EXPERTS]))) : 1.0f;
+  } else if (SCALED) {
+    weight *= wide(scales[own]);
+  }
+  chosen[token * ALL + lane] = own;
+  weights[token * ALL + lane] = narrow(weight, W());
 }
 
 // Eight numbers of a token: its experts' outputs, weighted, plus those of shared experts, times a gate's sigmoid if GATED.

@@ -26,11 +26,16 @@ _FILES = ["device/numbers.cuh", "fused/mixture.cuh"]
 _WARPS, _THREADS = 4, 256
 _SMALLEST = -80.0
 """Logits below have no sigmoid in float32."""
-_CHOOSE = """
+CHOOSE = """
   treadle::choose_experts<EXPERTS, TOP, treadle::Score(SCORE), treadle::Rounds(ROUNDS), BIASED, NORMALIZED, GROUPS,
-                          KEPT, SCALED>(
-      logits, bias, scales, chosen, weights, logits_shape[0], __int_as_float(EPSILON), __int_as_float(FACTOR));
+                          KEPT, SCALED, SHARED, GATED>(
+      logits, bias, scales, chosen, weights, token, logits_shape[1], __int_as_float(EPSILON), __int_as_float(FACTOR));
 """
+"""The choice by a warp for its `token`."""
+_CHOOSE = f"""
+  const int token = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
+  if (token >= logits_shape[0]) return;
+{CHOOSE}"""
 _COMBINE = """
   treadle::combine_experts<TOP, WIDTH, SHARED, GATED>(y, weights, shared, gate, out, y_shape[0]);
 """
@@ -61,7 +66,8 @@ class Choice:
     `bias` (E,) is added to scores for the choice only. Where there are `groups` of neighboring experts, only those of
     the `kept` groups can be chosen whose two largest scores have the largest sums. Weights are the scores: `normalized`
     to a sum of 1, with `epsilon` added to the sum; times `factor`, and times `scales` (E,) of each expert. On the way
-    the model rounds what `rounds` says.
+    the model rounds what `rounds` says. With `shared` one more expert, the one behind all others, is chosen by every
+    token, with a weight of 1, or, if it is `gated`, the sigmoid of a logit behind those of experts.
     """
 
     top: int
@@ -74,13 +80,53 @@ class Choice:
     factor: float = 1.0
     scales: Any | None = None
     rounds: Rounds = Rounds.NOTHING
+    shared: bool = False
+    gated: bool = False
+
+    @property
+    def all(self) -> int:
+        """Experts of a token."""
+        return self.top + self.shared
 
     @property
     def numbers(self) -> tuple[Any, ...]:
         """What the kernel is compiled for."""
         arrays = self.bias is not None, self.scales is not None
         score = self.score, self.rounds
-        return self.top, *score, self.groups, self.kept, self.normalized, self.epsilon, self.factor, *arrays
+        return (
+            self.top,
+            *score,
+            self.groups,
+            self.kept,
+            self.normalized,
+            self.epsilon,
+            self.factor,
+            *arrays,
+            self.shared,
+            self.gated,
+        )
+
+    def inputs(self, logits: Any) -> list[Any]:
+        """Arrays for the kernel."""
+        return [logits, *(logits if one is None else one for one in (self.bias, self.scales))]
+
+    def template(self, logits: Any) -> list[tuple[str, Any]]:
+        """What the kernel is compiled for."""
+        return [
+            ("EXPERTS", logits.shape[1] - self.gated),
+            ("TOP", self.top),
+            ("SCORE", int(self.score)),
+            ("ROUNDS", int(self.rounds)),
+            ("BIASED", self.bias is not None),
+            ("NORMALIZED", self.normalized),
+            ("GROUPS", self.groups),
+            ("KEPT", self.kept),
+            ("SCALED", self.scales is not None),
+            ("SHARED", self.shared),
+            ("GATED", self.gated),
+            ("EPSILON", bits_of(self.epsilon)),
+            ("FACTOR", bits_of(self.factor)),
+        ]
 
     def scores(self, logits: Any) -> Numbers:
         """Scores (T, E) of experts, for `logits` (T, E), an MLX array of the type that scores are rounded to. Those of
@@ -122,7 +168,7 @@ class Choice:
 
     def takes(self, experts: int) -> bool:
         """Whether the kernel makes this choice out of so many experts."""
-        fits = self.top <= min(MOST_TOP, experts) and experts <= MOST_EXPERTS
+        fits = self.top <= experts and self.all <= MOST_TOP and experts <= MOST_EXPERTS
         in_groups = self.groups <= MOST_GROUPS and experts % self.groups == 0 and experts >= 2 * self.groups
         return fits and (self.groups == 1 or in_groups)
 
@@ -147,32 +193,20 @@ class MixtureKernels:
         self._kernel = kernel
 
     def choose(self, logits: Any, choice: Choice, dtype: Any = mx.float32) -> tuple[Any, Any]:
-        """The experts (T, top), uint32, and their weights (T, top) in `dtype`, for `logits` (T, E)."""
-        tokens, experts = logits.shape
+        """The experts (T, all of a token), uint32, and their weights, alike and in `dtype`, for `logits` (T, E), of
+        which there is one more if the choice is gated."""
         chosen, weights = _choose(self._kernel)(
-            [logits, *(logits if one is None else one for one in (choice.bias, choice.scales))],
-            [
-                ("EXPERTS", experts),
-                ("TOP", choice.top),
-                ("SCORE", int(choice.score)),
-                ("ROUNDS", int(choice.rounds)),
-                ("BIASED", choice.bias is not None),
-                ("NORMALIZED", choice.normalized),
-                ("GROUPS", choice.groups),
-                ("KEPT", choice.kept),
-                ("SCALED", choice.scales is not None),
-                ("EPSILON", bits_of(choice.epsilon)),
-                ("FACTOR", bits_of(choice.factor)),
-            ],
-            blocks=(-(-tokens // _WARPS), 1),
+            choice.inputs(logits),
+            choice.template(logits),
+            blocks=(-(-logits.shape[0] // _WARPS), 1),
             threads=32 * _WARPS,
-            shapes=[(tokens, choice.top)] * 2,
+            shapes=[(logits.shape[0], choice.all)] * 2,
             dtypes=[mx.uint32, dtype],
         )
         return chosen, weights
 
     def combine(self, y: Any, weights: Any, shared: Any | None = None, gate: Any | None = None) -> Any:
-        """The sum (T, N) of experts' outputs `y` (T, top, N), N a multiple of UNIT, with `weights` (T, top); plus
+        """The sum (T, N) of experts' outputs `y` (T, k, N), N a multiple of UNIT, with `weights` (T, k); plus
         `shared` (T, N), times the sigmoid of `gate` (T, 1) if there is one."""
         tokens, top, width = y.shape
         return _combine(self._kernel)(

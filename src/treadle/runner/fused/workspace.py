@@ -27,7 +27,7 @@ class LaunchOrder:
 
 class Workspace:
     """An array of `dtype` that one launch after the other writes to; readers must come before the next launch. Its
-    memory is taken at the first use, in the size that was reserved until then."""
+    memory is taken at the first use, in the size that was reserved until then, and anew where more is reserved."""
 
     def __init__(self, dtype: Any) -> None:
         self.dtype = dtype
@@ -37,8 +37,9 @@ class Workspace:
 
     def reserve(self, size: int) -> None:
         """Make sure of `size` numbers."""
-        assert self._memory is None or size <= self._size, "the memory is taken already"
-        self._size = max(self._size, size)
+        if size > self._size:
+            self._size, self._memory = size, None
+            self._views.clear()
 
     def array(self, *shape: int) -> Any:
         """The beginning of the memory in `shape`, at most as large as was reserved."""

@@ -32,7 +32,7 @@ class FasterLayers(ReplacedLayers):
         none = device != "cuda" or policy is KernelPolicy.OFF
         dtype = mx.float32 if none else self._linear.dtype
         self._experts = ExpertMakers(dtype, None if none else kernel)
-        self._mixtures = MixtureMakers(dtype, None if none else kernel)
+        self._mixtures = MixtureMakers(dtype, None if none else kernel, self._experts, self._linear.tools_for)
         super().__init__(module, self._makers_for(device))
 
     def _makers_for(self, device: str) -> Makers:

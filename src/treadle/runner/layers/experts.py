@@ -14,7 +14,17 @@ from ...core.compute_path import KernelName, KernelState, KernelStatus
 from ..device.cuda import CudaKernel, NewKernel
 from ..device.properties import DeviceProperties
 from ..device.self_test import not_applicable
-from .grouped_product import MOST_EXPERTS, Activation, Between, ExpertWeights, Format, GroupedProduct, Mode, Tuning
+from .grouped_product import (
+    MOST_EXPERTS,
+    Activation,
+    Between,
+    ExpertWeights,
+    Format,
+    GroupedProduct,
+    Mode,
+    Routing,
+    Tuning,
+)
 from .replace import Faster, Makers, full_name
 
 _DEPTH, _ROWS = 64, 16
@@ -57,7 +67,8 @@ class Experts:
         activation: Callable[..., Any],
         own: Callable[..., Any],
     ) -> None:
-        self._product = product
+        self.product = product
+        self.count = last.weights.experts
         self._first = [one.weights for one in first]
         self._last = last.weights
         self._between = between
@@ -65,22 +76,29 @@ class Experts:
         self._own = own
         self._dtypes = {one.dtype for one in (*first, last)}
 
+    def takes(self, dtype: Any) -> bool:
+        """Whether the kernels compute x of that type."""
+        return self._dtypes == {dtype}
+
     def __call__(self, x: Any, indices: Any) -> Any:
         """(..., k, N) of `x` (..., K) and the experts `indices` (..., k) of each token."""
-        if self._dtypes != {x.dtype}:
+        if not self.takes(x.dtype):
             return self._own(x, indices)
         flat, pairs = x.reshape(-1, x.shape[-1]), indices.reshape(-1).astype(mx.uint32)
-        routing = self._product.route(pairs, self._last.experts, flat.shape[0])
+        routing = self.product.route(pairs, self.count, flat.shape[0])
+        return self.routed(flat, routing).reshape(*indices.shape, -1)
+
+    def routed(self, flat: Any, routing: Routing) -> Any:
+        """(P, N) of tokens `flat` (T, K), routed to pairs (P,)."""
 
         def products(weights: Sequence[ExpertWeights], between: Between = _NOTHING) -> Any:
-            return self._product(flat, weights, routing, between, tokens=True)
+            return self.product(flat, weights, routing, between, tokens=True)
 
         if self._between is not None:
             h = products(self._first, self._between)
         else:  # a SwitchGLU has the linear part first
             h = self._activation(*(products([one]) for one in reversed(self._first)))
-        y = self._product(h, [self._last], routing, _NOTHING, tokens=False)
-        return y.reshape(*indices.shape, y.shape[-1])
+        return self.product(h, [self._last], routing, _NOTHING, tokens=False)
 
 
 _NOTHING = Between()

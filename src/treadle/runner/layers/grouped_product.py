@@ -12,6 +12,7 @@ import mlx.core as mx
 
 from ..device.cuda import CudaKernel, NewKernel, bits_of
 from ..device.properties import DeviceProperties
+from ..fused.mixture_kernels import CHOOSE, Choice, MixtureKernels
 
 MOST_EXPERTS = 1024
 _FILES = ["device/numbers.cuh", "layers/expert_weights.cuh", "layers/experts.cuh"]
@@ -19,9 +20,17 @@ _FEW_FILES, _MANY_FILES = [*_FILES, "layers/few_rows.cuh"], [*_FILES, "layers/ma
 _WARPS, _TILE, _FEW_ROWS = 4, 32, 32
 _JOINT = 2048  # bytes of sums that warps add up at once, for each of them
 _MANY_THREADS, _MANY_TILES, _LONG_ROUTE = 256, 4, 4096
+_TOGETHER = 64
+"""The most tokens whose experts are chosen and routed by one block."""
 _RESIDENT = 3  # blocks that a multiprocessor has registers for
 _ROUTE = """
   treadle::route_experts<THREADS, ROWS>(indices, (treadle::Chunk*)chunks, (int*)order, indices_shape[0], EXPERTS);
+"""
+_CHOOSE_AND_ROUTE = f"""
+  for (int token = threadIdx.x / 32; token < logits_shape[0]; token += THREADS / 32) {{{CHOOSE}  }}
+  __syncthreads();
+  treadle::route_experts<THREADS, ROWS>(
+      chosen, (treadle::Chunk*)chunks, (int*)order, logits_shape[0] * (TOP + SHARED), EXPERTS + SHARED);
 """
 _SETUP = """
   using K = treadle::Kind<T, treadle::Mode(MODE), BITS, GROUP, treadle::Activation(KIND), PAIRED, BIASED, TOKENS>;
@@ -166,10 +175,29 @@ class GroupedProduct:
             [("THREADS", threads), ("ROWS", rows), ("EXPERTS", experts)],
             blocks=(1, 1),
             threads=threads,
-            shapes=[(1 + min(experts, pairs) + pairs // rows, 4), (pairs,)],
+            shapes=_routed(pairs, experts, rows),
             dtypes=[mx.uint32, mx.uint32],
         )
         return Routing(chunks, order, rows)
+
+    def choose(self, logits: Any, choice: Choice) -> tuple[Any, Routing]:
+        """The weights (T, all of a token), float32, of the experts that are chosen for `logits` as by
+        `MixtureKernels.choose`, and their routing."""
+        tokens, experts = logits.shape[0], logits.shape[1] - choice.gated + choice.shared
+        if not 1 < tokens <= _TOGETHER:
+            chosen, weights = MixtureKernels(self._kernel).choose(logits, choice)
+            return weights, self.route(chosen.reshape(-1), experts, tokens)
+        pairs = tokens * choice.all
+        rows, threads = self._rows(pairs, experts), -(-max(experts, 256, 32 * min(tokens, 32)) // 32) * 32
+        _, weights, chunks, order = _choose_and_route(self._kernel)(
+            choice.inputs(logits),
+            [*choice.template(logits), ("THREADS", threads), ("ROWS", rows)],
+            blocks=(1, 1),
+            threads=threads,
+            shapes=[*[(tokens, choice.all)] * 2, *_routed(pairs, experts, rows)],
+            dtypes=[mx.uint32, mx.float32, mx.uint32, mx.uint32],
+        )
+        return weights, Routing(chunks, order, rows)
 
     def _rows(self, pairs: int, experts: int) -> int:
         """The most rows of a chunk."""
@@ -245,6 +273,17 @@ class GroupedProduct:
 @cache
 def _route(kernel: NewKernel) -> CudaKernel:
     return kernel("route_experts", ["indices"], ["chunks", "order"], _ROUTE, files=_FILES)
+
+
+@cache
+def _choose_and_route(kernel: NewKernel) -> CudaKernel:
+    outputs, files = ["chosen", "weights", "chunks", "order"], [*_FILES, "fused/mixture.cuh"]
+    return kernel("choose_and_route", ["logits", "bias", "scales"], outputs, _CHOOSE_AND_ROUTE, files=files)
+
+
+def _routed(pairs: int, experts: int, rows: int) -> list[tuple[int, ...]]:
+    """Shapes of the chunks of so many pairs, and of their order."""
+    return [(1 + min(experts, pairs) + pairs // rows, 4), (pairs,)]
 
 
 _INPUTS = ["x", "w0", "w1", "s0", "s1", "b0", "b1", "routing", "order"]

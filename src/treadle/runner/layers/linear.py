@@ -70,7 +70,7 @@ class LinearMakers:
 
     def _linear(self, layer: Any) -> Faster | None:
         weight = layer.weight
-        tools = self._tools_for(weight.dtype)
+        tools = self.tools_for(weight.dtype)
         if tools is None or weight.shape[0] in self._vocabularies:
             return None
         product = linear(weight, layer.get("bias"), tools)
@@ -89,7 +89,7 @@ class LinearMakers:
         way = Quantization.of(layer)
         parts = layer.weight, layer.scales, layer.get("biases")
         dtype = layer.scales.dtype if way.mode == AFFINE else self.dtype
-        tools = self._tools_for(dtype)
+        tools = self.tools_for(dtype)
         if tools is None:
             product = MergedLinear(*parts, bias, way)
         else:
@@ -119,7 +119,7 @@ class LinearMakers:
         call = HeadLinear(layer.weight, layer.get("scales"), layer.get("biases"), way)
         return Faster({"__call__": call}, (label, layer.weight.shape, way, dtype), label, examples)
 
-    def _tools_for(self, dtype: Any) -> Tools | None:
+    def tools_for(self, dtype: Any) -> Tools | None:
         """The tools for inputs of `dtype`; None where there are no kernels for it."""
         if self._kernel is None or dtype not in _TYPES:
             return None

@@ -6,8 +6,8 @@ the experts' products; with the kernels it takes two.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -15,10 +15,13 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from ..device.cuda import CudaKernel, NewKernel
+from ..device.cuda import NewKernel
 from ..fused.families import part
+from ..fused.merged_linear import MergedLinear, Tools, linear, merge_linears
 from ..fused.mixture_kernels import UNIT, Choice, MixtureKernels, Rounds, Score
-from .replace import Faster, Makers
+from .experts import ExpertMakers, Experts
+from .joined_experts import JoinedExperts
+from .replace import Faster, Makers, full_name
 
 _MODELS = "mlx_lm.models"
 _TYPES = (mx.bfloat16, mx.float16)
@@ -150,12 +153,21 @@ FACTS: dict[str, _Facts] = {
 
 
 class MixtureMakers:
-    """Makers of faster blocks of a model that computes in `dtype`, for kernels made by `kernel` (None: there are
-    none)."""
+    """Makers of faster blocks of a model that computes in `dtype`, for kernels made by `kernel` (None: there are none).
+    `experts` makes those of the experts inside, and `tools` returns what products of a type need."""
 
-    def __init__(self, dtype: Any, kernel: NewKernel | None = CudaKernel) -> None:
+    def __init__(
+        self,
+        dtype: Any,
+        kernel: NewKernel | None,
+        experts: ExpertMakers,
+        tools: Callable[[Any], Tools | None],
+    ) -> None:
         self._kernels = None if kernel is None or dtype not in _TYPES else MixtureKernels(kernel)
         self._dtype = dtype
+        self._experts = experts
+        self._tools = tools
+        self._joined: dict[int, JoinedExperts | None] = {}
 
     @property
     def makers(self) -> Makers:
@@ -168,46 +180,127 @@ class MixtureMakers:
         if choice is None or not choice.takes(experts) or outputs % UNIT:
             return None
         block = _Block(self._kernels, layer, facts, choice, self._dtype)
-        kind = type(layer), experts, outputs, choice.numbers, block.shared is None, self._dtype
+        prepare = restore = _nothing
+        takes: Sequence[Any] = ()
+        if (inside := self._faster_experts(block)) is not None:
+            prepare, restore, takes = inside.prepare, inside.restore, inside.takes
+        block.join_router(self._tools(self._dtype))
+        kind = type(layer), experts, outputs, block.choice.numbers, block.shared is None, takes == (), self._dtype
         label = f"mixtures of {choice.top} of {experts} experts"
-        return Faster({"__call__": block}, kind, label, partial(_examples, block, outputs))
+        return Faster({"__call__": block}, kind, label, partial(_examples, block, outputs), prepare, restore, takes)
+
+    def _faster_experts(self, block: _Block) -> Faster | None:
+        """Let a block have its experts' products by kernels, with its shared expert among them if possible. Returns
+        how to prepare their arrays for that; None where the kernels don't take them."""
+        layer = block.experts
+        if id(layer) not in self._joined:
+            joins = replace(block.choice, shared=True).takes(_count(layer)) and block.shared is not None
+            self._joined[id(layer)] = JoinedExperts.of(layer, block.shared) if joins else None
+        joined = self._joined[id(layer)]
+        maker = self._experts.makers.get(full_name(type(layer)))
+        made = None if maker is None else maker(layer if joined is None else joined.module)
+        experts = None if made is None else made.methods["__call__"]
+        if not isinstance(experts, Experts) or not experts.takes(self._dtype):
+            return None
+        block.use(experts, joined is not None)
+        assert made is not None
+        if joined is None:
+            return replace(made, takes=[layer])
+        prepare, restore = (partial(_both, one, joined.share) for one in (made.prepare, made.restore))
+        return replace(made, prepare=prepare, restore=restore, takes=[layer, joined.shared])
 
 
 class _Block:
     """The faster call of one block `layer`, on x of `dtype`. Its router, experts and shared experts are the layer's
-    own, which may be faster ones themselves."""
+    own, which may be faster ones themselves, where they are not taken by `use` and `join_router`."""
 
     def __init__(self, kernels: MixtureKernels, layer: Any, facts: _Facts, choice: Choice, dtype: Any) -> None:
         self.choice = choice
         self.dtype = dtype
         self.shared = None if facts.shared is None else layer.get(facts.shared)
+        self.experts = part(layer, facts.experts)
         self._gate = None if facts.shared_gate is None else layer[facts.shared_gate]
         self._router = part(layer, facts.router)
         self._wide = facts.wide
-        self._experts = part(layer, facts.experts)
         self._kernels = kernels
         self._own = partial(type(layer).__call__, layer)
+        self._products: Experts | None = None
+        self._logits: MergedLinear | None = None
+
+    def use(self, experts: Experts, joined: bool) -> None:
+        """Compute by `experts` from now on, which are `joined` with the shared one."""
+        self._products = experts
+        if joined:
+            self.choice, self.shared = replace(self.choice, shared=True, gated=self._gate is not None), None
+
+    def join_router(self, tools: Tools | None) -> None:
+        """Make the router's logits, and those of the gate of a shared expert among the others, by one product."""
+        layers = [self._router, *([self._gate] if self.choice.gated else [])]
+        if tools is None or self._wide or self._router.weight.dtype not in (self.dtype, mx.uint32):
+            return
+        try:
+            self._logits = merge_linears(layers, tools)
+        except NotImplementedError:
+            if len(layers) == 1 and self._router.weight.ndim == 2 and "scales" not in self._router:
+                self._logits = linear(self._router.weight, None, tools)
 
     def __call__(self, x: Any) -> Any:
         """(..., K) of `x` of that shape."""
         if x.dtype != self.dtype:
             return self._own(x)
-        flat = x.reshape(-1, 1, x.shape[-1])
-        chosen, weights = self._kernels.choose(self.logits(flat)[:, 0], self.choice)
-        y = self._experts(flat, chosen[:, None])[:, 0]
-        shared, gate = (None if one is None else one(flat)[:, 0] for one in (self.shared, self._gate))
+        flat = x.reshape(-1, x.shape[-1])
+        logits, rows = self._of_router(flat), flat[:, None]
+        if self._products is None:
+            chosen, weights = self._kernels.choose(logits, self.choice)
+            y = self.experts(rows, chosen[:, None])
+        else:
+            weights, routing = self._products.product.choose(logits, self.choice)
+            y = self._products.routed(flat, routing)
+        y = y.reshape(*weights.shape, -1)
+        shared, gate = (None if one is None else one(rows)[:, 0] for one in (self.shared, self._own_gate))
         return self._kernels.combine(y, weights, shared, gate).reshape(x.shape)
 
+    @property
+    def _own_gate(self) -> Any | None:
+        return None if self.shared is None else self._gate
+
     def logits(self, x: Any) -> Any:
-        """The router's logits (T, 1, E) of `x` (T, 1, K)."""
-        router, x = self._router, x.astype(mx.float32) if self._wide else x
-        return router(x) if isinstance(router, (nn.Linear, nn.QuantizedLinear)) else x @ router.weight.T
+        """The router's logits (T, E) of `x` (T, K)."""
+        return self._of_router(x)[:, : _count(self.experts)]
+
+    def _of_router(self, x: Any) -> Any:
+        """Logits that the choice is made by."""
+        if self._logits is not None:
+            return self._logits(x)
+        router, x = self._router, x[:, None].astype(mx.float32) if self._wide else x[:, None]
+        logits = router(x) if isinstance(router, (nn.Linear, nn.QuantizedLinear)) else x @ router.weight.T
+        if self.choice.gated:
+            assert self._gate is not None
+            logits = mx.concatenate([logits, self._gate(x)], axis=-1)
+        return logits[:, 0]
+
+
+def _nothing() -> None:
+    """Do nothing."""
+
+
+def _both(first: Callable[[], None], second: Callable[[], None]) -> None:
+    first()
+    second()
+
+
+def _last(experts: Any) -> Any:
+    """The last linear layer of a SwitchGLU or a SwitchMLP."""
+    return experts.down_proj if "down_proj" in experts else experts.fc2
+
+
+def _count(experts: Any) -> int:
+    return int(_last(experts).weight.shape[0])
 
 
 def _outputs(experts: Any) -> int:
     """Outputs of a SwitchGLU or a SwitchMLP, which are as many as its inputs."""
-    last = experts.down_proj if "down_proj" in experts else experts.fc2
-    return int(last.weight.shape[1])
+    return int(_last(experts).weight.shape[1])
 
 
 def _examples(block: _Block, inputs: int) -> Iterator[tuple[Any]]:
@@ -215,6 +308,6 @@ def _examples(block: _Block, inputs: int) -> Iterator[tuple[Any]]:
     among them, as loud ones may have many experts with a score of nearly 1."""
     x = mx.random.normal((_CANDIDATES, 1, inputs), key=mx.random.key(0))
     x = (x * 4.0 ** -(mx.arange(_CANDIDATES) % 4)[:, None, None]).astype(block.dtype)
-    clearest = mx.array(np.argsort(-block.choice.margins(block.logits(x)[:, 0])))
+    clearest = mx.array(np.argsort(-block.choice.margins(block.logits(x[:, 0]))))
     for tokens in _TESTED:
         yield (x[clearest[:tokens]],)

@@ -33,7 +33,8 @@ class Faster:
 
     Layers of one `kind` are computed in the same way: one of them is tested, with each of the `examples`, which are
     arguments of the methods. `label` names the kind for operators. `prepare` changes the layer's arrays for them,
-    `restore` changes them back for the layer's own methods.
+    `restore` changes them back for the layer's own methods. Layers inside of those that it `takes` have no faster
+    methods of their own, unless these ones are rejected.
     """
 
     methods: Mapping[str, Method]
@@ -42,6 +43,7 @@ class Faster:
     examples: Callable[[], Iterable[tuple[Any, ...]]]
     prepare: Callable[[], None] = lambda: None
     restore: Callable[[], None] = lambda: None
+    takes: Sequence[Any] = ()
 
 
 Maker = Callable[[Any], Faster | None]
@@ -85,7 +87,7 @@ class ReplacedLayers:
     def install(self) -> None:
         """Use the faster methods from now on."""
         if self._layers is None:
-            self._layers = self._tested([*self._made()])
+            self._layers = self._tested([*self._made(self._modules)])
         if not self.installed:
             for layer, faster in self._layers:
                 faster.prepare()
@@ -122,12 +124,14 @@ class ReplacedLayers:
         """Let a pass be traced inside the block: what layers remember of earlier passes is no part of it."""
         yield
 
-    def _made(self) -> Iterator[tuple[Any, Faster]]:
-        layers = (layer for module in self._modules for layer in module.modules())
+    def _made(self, modules: Iterable[Any]) -> Iterator[tuple[Any, Faster]]:
+        """Faster methods of layers inside of `modules`: of a layer before those that it takes."""
+        layers, taken = (layer for module in modules for layer in module.modules()), set[int]()
         for layer in {id(one): one for one in layers}.values():
-            maker = self._makers.get(full_name(type(layer)))
+            maker = None if id(layer) in taken else self._makers.get(full_name(type(layer)))
             faster = None if maker is None else maker(layer)
             if faster is not None:
+                taken.update(id(inside) for one in faster.takes for inside in one.modules())
                 yield layer, faster
 
     def _tested(self, made: Sequence[tuple[Any, Faster]]) -> list[tuple[Any, Faster]]:
@@ -138,7 +142,9 @@ class ReplacedLayers:
                 reasons[faster.kind] = reason = _reason_against(layer, faster)
                 if reason:
                     _reject(self.rejected, faster.label, reason)
-        return [(layer, faster) for layer, faster in made if not reasons[faster.kind]]
+        passed = [(layer, faster) for layer, faster in made if not reasons[faster.kind]]
+        left = [one for _, faster in made if reasons[faster.kind] for one in faster.takes]
+        return [*passed, *(self._tested([*self._made(left)]) if left else [])]
 
 
 def _reject(rejected: dict[str, str], label: str, reason: str) -> None:
