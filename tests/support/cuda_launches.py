@@ -313,13 +313,32 @@ def _add_norm(launch: Launch) -> list[Any]:
     assert launch.blocks[0] == launch.view("x").shape[0]
     assert t["THREADS"] == launch.threads
     assert launch.threads % 32 == 0
-    branch = launch.values("r") + (launch.values("other") if t["PARALLEL"] else 0)
+    branch = _branch(launch, "r", "shares", t["LINES"])
+    if t["NORMED"]:
+        branch = _normed(branch, launch.values("branch_weight"), _number(t["BRANCH_EPS"]))
+    if t["PARALLEL"]:
+        other = _branch(launch, "other", "other_shares", t["OTHER_LINES"])
+        if t["OTHER_NORMED"]:
+            other = _normed(other, launch.values("other_weight"), _number(t["OTHER_EPS"]))
+        branch = branch + other
     branch = branch * _number(t["MULTIPLIER"]) if t["SCALED"] else branch
     if t["POST"]:
         branch = _norm(launch, branch, "post_", t["POST"], t["POST_EPS"], t["POST_BIASED"])
     h = (launch.values("x") + branch) * (_number(t["OUTPUT"]) if t["RESCALED"] else 1)
     h = np.clip(h, -65504, 65504) if t["CLIPPED"] else h
-    return [h, _norm(launch, h, "", t["NORM"], t["EPS"], t["BIASED"])] if t["NORM"] else [h]
+    if not t["NORM"]:
+        return [h]
+    more = [_normed(h, launch.values(f"weight{i}"), _number(t["EPS"])) for i in range(t["MORE"])]
+    assert not (more and (t["NORM"] == 2 or t["BIASED"]))
+    return [h, _norm(launch, h, "", t["NORM"], t["EPS"], t["BIASED"]), *more]
+
+
+def _branch(launch: Launch, name: str, shares: str, lines: int) -> Any:
+    """A branch (T, W), or the weighted sum of its experts' lines."""
+    if not lines:
+        return launch.values(name)
+    rows = launch.values(name).reshape(-1, lines, launch.template["WIDTH"])
+    return (rows * launch.view(shares)[..., None]).sum(axis=1)
 
 
 def _norm(launch: Launch, x: Any, prefix: str, kind: int, eps: int, biased: bool) -> Any:

@@ -76,6 +76,8 @@ def _weights(launch: Launch, i: int) -> Any:
 def _activated(kind: Activation, gate: Any, up: Any) -> Any:
     if kind is Activation.SILU:
         return gate / (1 + np.exp(-gate)) * up
+    if kind is Activation.GELU_TANH:
+        return gate / 2 * (1 + np.tanh((2 / np.pi) ** 0.5 * (gate + 0.044715 * gate**3))) * up
     if kind is Activation.RELU2:
         return np.maximum(gate, 0) ** 2 * up
     assert kind is Activation.NONE, "the emulator computes the others"

@@ -13,7 +13,7 @@ from tests.runner.emulated.test_pool_texts import PAGE, filled, random, slots, t
 from tests.runner.emulated.twins import close
 from tests.support.cuda import ReferenceKernel
 from tests.support.emulated import EmulatedKernel, host, shuffled
-from treadle.runner.fused.kernels import Activation, HeadNorms, Heads, LayerKernels, Residual, Table
+from treadle.runner.fused.kernels import Activation, HeadNorms, Heads, LayerKernels, Residual, Table, Weighted
 from treadle.runner.fused.norms import Norm
 
 ROUNDED = {mx.bfloat16: 1.01 * 2**-8, mx.float16: 1.01 * 2**-11}
@@ -163,6 +163,32 @@ def test_branches_are_normed_scaled_and_added_in_every_way(
     expected = PLAIN.add_norm(wide(x), wide(r), in_full(after), plain, wide(other) if parallel else None)
     for one, wanted in zip(found, expected, strict=True):
         close(one, wanted, 8 * ROUNDED[dtype])
+
+
+@pytest.mark.parametrize(("dtype", "width", "more"), [(mx.bfloat16, 520, 2), (mx.float16, 4168, 0)])
+@pytest.mark.parametrize("lines", [(3, 0), (0, 2)])
+def test_experts_are_added_up_and_branches_normed_apart(
+    dtype: Any, width: int, more: int, lines: tuple[int, int]
+) -> None:
+    """And sums are normalized by several weights."""
+    weights = [(1 + random(i, width) / 4).astype(dtype) for i in range(4, 8 + more)]
+    norms = [Norm(None, weight, eps=1e-5) for weight in weights]
+    plain = [Norm(None, wide(weight), eps=1e-5) for weight in weights]
+    x, branches, in_full = random(1, 3, width).astype(dtype), [], []
+    for i, count in enumerate(lines):
+        y = random(2 + i, 3, *([count] if count else []), width).astype(dtype)
+        shares = mx.abs(random(9, 3, count)) if count else None
+        branches.append(y if shares is None else Weighted(y, shares))
+        in_full.append(wide(y) if shares is None else Weighted(wide(y), shares))
+    found = REAL.add_norm(
+        x, branches[0], norms[3], Residual(norms[2], branch=norms[0], other=norms[1]), branches[1], norms[4:]
+    )
+    wanted = PLAIN.add_norm(
+        wide(x), in_full[0], plain[3], Residual(plain[2], branch=plain[0], other=plain[1]), in_full[1], plain[4:]
+    )
+    assert len(found) == 2 + more
+    for one, expected in zip(found, wanted, strict=True):
+        close(one, expected, 12 * ROUNDED[dtype])
 
 
 def test_sums_beyond_float16_are_clipped_where_the_model_does_that() -> None:

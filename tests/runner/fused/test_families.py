@@ -14,6 +14,7 @@ from tests.runner.fused.families import FAMILIES, VOCABULARY, config_of, make
 from tests.support import architectures
 from tests.support.architectures import new_module
 from tests.support.cuda import ReferenceKernel, ReferenceKernels, failing
+from tests.support.cuda_launches import LAUNCHES, Launch
 from treadle.runner.fused import families
 from treadle.runner.fused.decoder import FusedDecoder
 from treadle.runner.fused.families import Family, Norms
@@ -279,6 +280,30 @@ def test_parts_of_the_modules_own_have_faster_layers() -> None:
     linear = [layer for layer in inside if type(layer).__name__ == "QuantizedLinear"]
     assert sum(layers.labels.values()) == len(linear) == 2 * 5
     assert layers.installed
+
+
+@pytest.mark.parametrize("name", ["qwen3_moe", "glm4_moe", "gemma4_text"])
+def test_experts_are_added_up_where_their_sum_is_added(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the launch of the next norm, whose logits pass the backend's self-test."""
+    module = make(name, dtype=mx.float16, moe_intermediate_size=64, hidden_size=128, num_experts_per_tok=2)
+    nn.quantize(module, 32, 8, class_predicate=lambda path, layer: hasattr(layer, "to_quantized") and "mlp" in path)
+    for layer in module.layers:
+        if hasattr(layer, "experts"):
+            nn.quantize(layer.experts, 32, 8)
+    seen: set[int] = set()
+    add_norm = LAUNCHES["add_norm"]
+
+    def launched(launch: Launch) -> list[Any]:
+        seen.add(launch.template["LINES"] + launch.template["OTHER_LINES"])
+        return add_norm(launch)
+
+    monkeypatch.setitem(LAUNCHES, "add_norm", launched)
+    reference = Reference(connect(), module, 64)
+    layers = reference.layers = FasterLayers(module, "cuda", kernel=ReferenceKernel)
+    config = candidates.paged(reference, 1 << 24, [], keep_prefixes=False, kernels=ReferenceKernels)
+    assert config.fused
+    assert not layers.rejected
+    assert seen == {0, 3 if name == "glm4_moe" else 2}
 
 
 def test_all_layers_are_faster_ones_where_fused_layers_fail() -> None:

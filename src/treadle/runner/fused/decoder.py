@@ -28,7 +28,7 @@ from ..mlxlm import FETCHED, Selection
 from .families import Family, family_of, part
 from .kernels import LayerKernels, Residual, Table
 from .latent import FusedLatentAttention
-from .layer import Branch, FusedAttention, FusedMlp, FusedPass, MlpAndExperts, OwnMixer, OwnMlp, Part, Sum
+from .layer import Branch, Experts, FusedAttention, FusedMlp, FusedPass, OwnMixer, OwnMlp, Part
 from .merged_linear import Tools, merge_linears, quantized_linear
 from .mixer_kernels import MixerKernels
 from .norms import Norm
@@ -45,18 +45,31 @@ _Mixer = FusedAttention | FusedLatentAttention | FusedDelta | FusedShortConvolut
 class _Step:
     """A branch of a layer, of the residual stream by the norm `before`, and how it is added to that. `place` is the
     index of its cache among the model's, if it has one. A branch `beside` it is added with it: of the same input, or by
-    a norm of its own."""
+    norms of its own."""
 
     branch: Branch
     before: Norm | None
     added: Residual
     place: int | None = None
     beside: Branch | None = None
-    beside_before: Norm | None = None
+    norms: Sequence[Norm] = ()
 
     @property
     def branches(self) -> Sequence[Branch]:
         return [self.branch] if self.beside is None else [self.branch, self.beside]
+
+    @property
+    def more(self) -> Sequence[Norm]:
+        """The norms that are computed with that before the branch."""
+        before = self.before
+        return self.norms if before is not None and all(map(before.alike, self.norms)) else ()
+
+    def computed_beside(self, y: Any, x: Any, more: Sequence[Any], computed: FusedPass) -> Any | None:
+        """The branch beside, for the input `y` of the other one, and what was computed with it by `more`."""
+        if self.beside is None:
+            return None
+        own = more or [norm(x) for norm in self.norms] or [y]
+        return self.beside(own[0] if len(own) == 1 else tuple(own), x, None, computed)
 
 
 class FusedDecoder:
@@ -167,14 +180,13 @@ class FusedDecoder:
         x = y = self._embed(tokens.reshape(-1))
         if self._steps[0].before is not None:
             y = self._steps[0].before(x)
-        norms = [*(one.before for one in self._steps[1:]), self._norm]
-        for one, norm in zip(self._steps, norms, strict=True):
+        more: list[Any] = []
+        for one, following in zip(self._steps, [*self._steps[1:], None], strict=True):
             own = None if one.place is None else cache[one.place]
-            branch, beside = one.branch(y, x, own, computed), None
-            if one.beside is not None:
-                y = y if one.beside_before is None else one.beside_before(x)
-                beside = one.beside(y, x, None, computed)
-            x, y = kernels.add_norm(x, branch, norm, one.added, beside)
+            branch = one.branch(y, x, own, computed)
+            beside = one.computed_beside(y, x, more, computed)
+            norm, others = (self._norm, ()) if following is None else (following.before, following.more)
+            x, y, *more = kernels.add_norm(x, branch, norm, one.added, beside, others)
         logits = self._head(y if rows is None else y[rows])[:, None]
         self._restart()
         FETCHED.clear()
@@ -215,7 +227,8 @@ class _Reading:
         each cache of the model that has pages."""
         family, names = self._family, self._family.norms
         mixer = None if place is None else self._mixer(layer, caches[place])
-        mlp = None if family.single and mixer is not None else self._mlp(layer)
+        single = family.single and mixer is not None
+        mlp, beside, beside_norms = (None, None, ()) if single else self._mlp(layer)
 
         def norm(name: str | None) -> Norm | None:
             return None if name is None else Norm.of(part(layer, name), self._dtype)
@@ -224,14 +237,14 @@ class _Reading:
             return Residual(norm(name), self._multiplier, family.clipped, output)
 
         before_mlp, last = norm(names.before_mlp), added(names.after_mlp, _output_scale(layer))
-        if mixer is None:
-            assert mlp is not None
-            return [_Step(mlp, before_mlp, last)]
+        if beside_norms:
+            last = replace(last, branch=norm(names.after_mlp_alone), other=norm(names.after_experts))
         before = norm(names.before_attention)
-        if mlp is not None and getattr(layer, "use_parallel_residual", family.parallel):
-            return [_Step(mixer, before, last, place, mlp, before_mlp)]
-        steps = [_Step(mixer, before, added(names.after_attention), place)]
-        return steps if mlp is None else [*steps, _Step(mlp, before_mlp, last)]
+        if mixer is not None and mlp is not None and getattr(layer, "use_parallel_residual", family.parallel):
+            own = () if before_mlp is None else (before_mlp,)
+            return [_Step(mixer, before, last, place, mlp, own)]
+        steps = [] if mixer is None else [_Step(mixer, before, added(names.after_attention), place)]
+        return steps if mlp is None else [*steps, _Step(mlp, before_mlp, last, None, beside, beside_norms)]
 
     def _mixer(self, layer: Any, kernels: Kernels | None) -> Branch:
         """The mixer of a layer over pages that `kernels` read, or with recurrent states (None)."""
@@ -246,17 +259,19 @@ class _Reading:
                 return made
         return OwnMixer(module)
 
-    def _mlp(self, layer: Any) -> Branch:
+    def _mlp(self, layer: Any) -> tuple[Branch, Branch | None, Sequence[Norm]]:
+        """The MLP of a layer, a branch beside it, and the norms before that."""
         if getattr(layer, "per_layer_input_gate", None) is not None:
             raise NotImplementedError("layers with embeddings of their own")
         family = self._family
         if family.shared_mlp is not None and family.shared_mlp[0] in layer:
             name, *names = family.shared_mlp
-            return Sum([OwnMlp(part(layer, family.experts)), self._fused_mlp(part(layer, name), names)])
+            return OwnMlp(part(layer, family.experts)), self._fused_mlp(part(layer, name), names), ()
         made = self._fused_mlp(part(layer, family.mlp))
-        if getattr(layer, "enable_moe", False):
-            return MlpAndExperts.of(made, layer, self._tools, self._dtype)
-        return made
+        if not getattr(layer, "enable_moe", False):
+            return made, None, ()
+        experts = Experts.of(layer, self._tools, self._dtype)
+        return made, experts, experts.norms
 
     def _fused_mlp(self, module: Any, names: Sequence[str] = ()) -> Branch:
         try:

@@ -22,12 +22,15 @@ _PACKAGE = "mlx_lm.models."
 
 @dataclass(frozen=True)
 class Norms:
-    """Names of a layer's norms: before each branch, and after it, before it is added. None where there is none."""
+    """Names of a layer's norms: before each branch, and after it, before it is added. None where there is none. An MLP
+    with experts beside it has one after each of them alone."""
 
     before_attention: str | None = "input_layernorm"
     after_attention: str | None = None
     before_mlp: str | None = "post_attention_layernorm"
     after_mlp: str | None = None
+    after_mlp_alone: str | None = None
+    after_experts: str | None = None
 
 
 @dataclass(frozen=True)
@@ -164,6 +167,11 @@ FAMILIES: dict[str, Family] = {
     "gemma3_text": replace(_SOFT, embedding_scale=_gemma3_embedding, clipped=True),
     "gemma4_text": replace(
         _SOFT,
+        norms=replace(
+            _SANDWICH,
+            after_mlp_alone="post_feedforward_layernorm_1",
+            after_experts="post_feedforward_layernorm_2",
+        ),
         embedding_scale=lambda model: float(model.model.embed_scale),
         logit_cap=lambda model: float(model.final_logit_softcapping or 0),
     ),

@@ -7,6 +7,7 @@ starting them. With these it is nine, four of them matrix products.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
@@ -75,14 +76,34 @@ class HeadNorms:
 
 
 @dataclass(frozen=True)
+class Weighted:
+    """A branch (T, W) as the sum of outputs of experts `y` (T, k, W), with `weights` (T, k), float32."""
+
+    y: Any
+    weights: Any
+
+    def sum(self) -> Any:
+        """The branch, by MLX."""
+        return (self.y.astype(mx.float32) * self.weights[..., None]).sum(axis=1).astype(self.y.dtype)
+
+
+@dataclass(frozen=True)
 class Residual:
     """Addition to the residual stream: of a branch times `multiplier`, or normalized by `post`. Sums are `clipped` to
-    float16's range where the model does that, and then multiplied by `output`."""
+    float16's range where the model does that, and then multiplied by `output`. Where two branches are added, each may
+    be normalized before: the one by `branch`, the other by `other`, by root mean squares without bias."""
 
     post: Norm | None = None
     multiplier: float = 1.0
     clipped: bool = False
     output: float = 1.0
+    branch: Norm | None = None
+    other: Norm | None = None
+
+    @property
+    def norms(self) -> list[Norm]:
+        """All norms."""
+        return [one for one in (self.post, self.branch, self.other) if one is not None]
 
 
 _ADDED = Residual()
@@ -191,32 +212,43 @@ class LayerKernels:
         )[0]
 
     def add_norm(
-        self, x: Any, r: Any, norm: Norm | None, residual: Residual = _ADDED, other: Any | None = None
-    ) -> tuple[Any, Any]:
-        """`x` plus the branch `r` (T, W), or the sum of `r` and `other`, as `residual` says; and this sum by `norm`, or
-        as it is (None)."""
-        if x.shape[1] % 8 or not all(one is None or one.known for one in (norm, residual.post)):
-            return _added_by_mlx(x, r, norm, residual, other)
-        post = residual.post
-        names, inputs = ["x", "r"], [x, r]
-        for name, array in (
-            ("other", other),
-            ("post_weight", post and post.weight),
-            ("post_bias", post and post.bias),
-            ("weight", norm and norm.weight),
-            ("bias", norm and norm.bias),
-        ):
-            if array is not None:
-                names.append(name)
-                inputs.append(array)
-        threads = min(512, -(-x.shape[1] // 256) * 32)
-        outputs = 1 if norm is None else 2
-        made = self._add_norm(tuple(names))(
-            inputs,
+        self,
+        x: Any,
+        r: Any,
+        norm: Norm | None,
+        residual: Residual = _ADDED,
+        other: Any | None = None,
+        more: Sequence[Norm] = (),
+    ) -> list[Any]:
+        """`x` plus the branch `r` (T, W), or the sum of `r` and `other`, as `residual` says; this sum by `norm`, or as
+        it is (None); and by each of `more`, which differ from `norm` in their weights only. Branches may be `Weighted`
+        sums."""
+        if x.shape[1] % 8 or not all(one.known for one in (*residual.norms, *([] if norm is None else [norm]))):
+            return _added_by_mlx(x, r, norm, residual, other, more)
+        post, threads = residual.post, min(512, -(-x.shape[1] // 256) * 32)
+        arrays = {
+            "other": _lines(other),
+            "shares": _shares(r),
+            "other_shares": _shares(other),
+            "branch_weight": _weight(residual.branch),
+            "other_weight": _weight(residual.other),
+            "post_weight": _weight(post),
+            "post_bias": post and post.bias,
+            "weight": _weight(norm),
+            "bias": norm and norm.bias,
+            **{f"weight{i}": one.weight for i, one in enumerate(more)},
+        }
+        given = {name: array for name, array in arrays.items() if array is not None}
+        outputs = 1 if norm is None else 2 + len(more)
+        made = self._add_norm(tuple(given), len(more))(
+            [x, _lines(r), *given.values()],
             [
                 ("T", x.dtype),
                 ("WIDTH", x.shape[1]),
                 ("THREADS", threads),
+                *[("LINES", _count(r)), ("OTHER_LINES", _count(other)), ("MORE", len(more))],
+                *[("NORMED", residual.branch is not None), ("OTHER_NORMED", residual.other is not None)],
+                *[("BRANCH_EPS", _eps(residual.branch)), ("OTHER_EPS", _eps(residual.other))],
                 ("PARALLEL", other is not None),
                 ("SCALED", residual.multiplier != 1),
                 ("MULTIPLIER", bits_of(residual.multiplier)),
@@ -231,17 +263,20 @@ class LayerKernels:
             shapes=[x.shape] * outputs,
             dtypes=[x.dtype] * outputs,
         )
-        return made[0], made[-1]
+        return made if norm is not None else [made[0], made[0]]
 
-    def _add_norm(self, names: tuple[str, ...]) -> CudaKernel:
+    def _add_norm(self, names: tuple[str, ...], more: int) -> CudaKernel:
         """The kernel with inputs of such `names`: in its text, `x` stands for those that are not there."""
         if names not in self._add_norms:
-            text = texts.ADD_NORM
-            for name in ("post_weight", "post_bias", "weight", "bias", "other"):
+            text = texts.ADD_NORM.replace("MORE_WEIGHTS", ", ".join(f"weight{i}" for i in range(more)) or "x")
+            text = text.replace("MORE_OUTPUTS", ", ".join(f"y{i}" for i in range(more)) or "h")
+            for name in ("shares", "other_shares"):
+                text = re.sub(rf"\b{name.upper()}\b", name if name in names else "(const float*)nullptr", text)
+            for name in ("post_weight", "post_bias", "weight", "bias", "other", "branch_weight", "other_weight"):
                 text = re.sub(rf"\b{name.upper()}\b", name if name in names else "x", text)
-            outputs = ["h", "y"] if "weight" in names else ["h"]
-            text = re.sub(r"\bY\b", outputs[-1], text)
-            self._add_norms[names] = self._made("add_norm", list(names), outputs, text)
+            outputs = ["h", *(["y"] if "weight" in names else []), *(f"y{i}" for i in range(more))]
+            text = re.sub(r"\bY\b", "y" if "weight" in names else "h", text)
+            self._add_norms[names] = self._made("add_norm", ["x", "r", *names], outputs, text)
         return self._add_norms[names]
 
     def activate(self, x: Any, activation: Activation, *, gated: bool = True) -> Any:
@@ -258,16 +293,42 @@ class LayerKernels:
         )[0]
 
 
+def _lines(branch: Any | None) -> Any | None:
+    return branch.y if isinstance(branch, Weighted) else branch
+
+
+def _shares(branch: Any | None) -> Any | None:
+    return branch.weights if isinstance(branch, Weighted) else None
+
+
+def _count(branch: Any | None) -> int:
+    """Lines of a token that are added up; 0 where there is one."""
+    return int(branch.weights.shape[1]) if isinstance(branch, Weighted) else 0
+
+
+def _weight(norm: Norm | None) -> Any | None:
+    return None if norm is None else norm.weight
+
+
+def _eps(norm: Norm | None) -> int:
+    return 0 if norm is None else bits_of(norm.eps)
+
+
 def _template(norm: Norm | None, kind: str, eps: str, biased: str) -> list[tuple[str, Any]]:
     if norm is None:
         return [(kind, 0), (eps, 0), (biased, False)]
     return [(kind, 2 if norm.centered else 1), (eps, bits_of(norm.eps)), (biased, norm.bias is not None)]
 
 
-def _added_by_mlx(x: Any, r: Any, norm: Norm | None, residual: Residual, other: Any | None) -> tuple[Any, Any]:
+def _added_by_mlx(
+    x: Any, r: Any, norm: Norm | None, residual: Residual, other: Any | None, more: Sequence[Norm]
+) -> list[Any]:
+    r, other = (one.sum() if isinstance(one, Weighted) else one for one in (r, other))
+    r = r if residual.branch is None else residual.branch(r)
+    other = other if residual.other is None else residual.other(other)
     r = r if other is None else r + other
     r = r if residual.multiplier == 1 else r * residual.multiplier
     h = x + (r if residual.post is None else residual.post(r))
     h = mx.clip(h, -_LARGEST, _LARGEST) if residual.clipped and h.dtype == mx.float16 else h
     h = h if residual.output == 1 else h * residual.output
-    return h, h if norm is None else norm(h)
+    return [h, h if norm is None else norm(h), *(one(h) for one in more)]

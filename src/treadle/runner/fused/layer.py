@@ -13,7 +13,7 @@ from ..kv.paged.kernels import Kernels
 from ..kv.paged.layer import PagedLayer
 from ..kv.paged.paged_pass import PagedPass
 from .families import Family, part
-from .kernels import Activation, HeadNorms, Heads, LayerKernels
+from .kernels import Activation, HeadNorms, Heads, LayerKernels, Weighted
 from .merged_linear import MergedLinear, Tools, side_by_side
 from .mixer_kernels import Gate, MixerKernels
 from .mixture_kernels import UNIT, Choice, MixtureKernels, Score
@@ -57,8 +57,8 @@ class Branch(Protocol):
     def own_modules(self) -> Sequence[Any]: ...
 
     def __call__(self, y: Any, x: Any, cache: Any, computed: FusedPass) -> Any:
-        """The branch (T, W) for its normalized input `y` (T, W), where `x` (T, W) is the residual stream. `cache` is
-        the layer's own."""
+        """The branch (T, W), maybe a weighted sum, for its normalized input `y` (T, W), where `x` (T, W) is the
+        residual stream. `cache` is the layer's own."""
 
 
 @dataclass(frozen=True)
@@ -199,7 +199,8 @@ class FusedMlp:
 
 @dataclass(frozen=True)
 class OwnMlp:
-    """An MLP, or a mixture of experts, by mlx-lm's `module`."""
+    """An MLP, or a mixture of experts, by mlx-lm's `module`. The outputs of experts with faster methods are not added
+    up."""
 
     module: Any
     products: Sequence[MergedLinear] = ()
@@ -209,41 +210,24 @@ class OwnMlp:
         return [self.module]
 
     def __call__(self, y: Any, x: Any, cache: Any, computed: FusedPass) -> Any:
-        return self.module(y[:, None])[:, 0]
+        apart = getattr(getattr(self.module, "faster_call", None), "apart", None)
+        weighted = None if apart is None else apart(y)
+        return self.module(y[:, None])[:, 0] if weighted is None else Weighted(*weighted)
 
 
 @dataclass(frozen=True)
-class Sum:
-    """The sum of branches with the same input."""
+class Experts:
+    """Gemma 4's experts beside its MLP. They see the residual stream by two `norms`: of their router, and of their
+    own."""
 
-    parts: Sequence[Branch]
-
-    @property
-    def products(self) -> Sequence[MergedLinear]:
-        return [product for part in self.parts for product in part.products]
-
-    @property
-    def own_modules(self) -> Sequence[Any]:
-        return [module for part in self.parts for module in part.own_modules]
-
-    def __call__(self, y: Any, x: Any, cache: Any, computed: FusedPass) -> Any:
-        first, *rest = (part(y, x, cache, computed) for part in self.parts)
-        return sum(rest, first)
-
-
-@dataclass(frozen=True)
-class MlpAndExperts:
-    """Gemma 4's `mlp` beside its experts, which see the residual stream by norms of their own; both are normalized
-    before they are added. `layer` has the experts, and `router_norm` the norm of their router."""
-
-    mlp: Branch
     layer: Any
-    router_norm: Norm
+    norms: tuple[Norm, Norm]
     choice: Choice
     kernels: MixtureKernels
+    products: Sequence[MergedLinear] = ()
 
     @classmethod
-    def of(cls, mlp: Branch, layer: Any, tools: Tools, dtype: Any) -> MlpAndExperts:
+    def of(cls, layer: Any, tools: Tools, dtype: Any) -> Experts:
         """Read the mixture of a layer. Raises NotImplementedError for one that the kernels don't take."""
         router = layer.router
         scale = (router.scale * router._root_size).astype(dtype)
@@ -252,24 +236,23 @@ class MlpAndExperts:
         experts, outputs = router.per_expert_scale.size, layer.experts.switch_glu.down_proj.weight.shape[1]
         if not choice.takes(experts) or outputs % UNIT:
             raise NotImplementedError(f"{choice.top} of {experts} experts with {outputs} outputs")
-        norm = Norm(router, scale, eps=float(router.eps))
-        return cls(mlp, layer, norm, choice, MixtureKernels(tools.kernel))
-
-    @property
-    def products(self) -> Sequence[MergedLinear]:
-        return self.mlp.products
+        norms = Norm(router, scale, eps=float(router.eps)), Norm.of(layer.pre_feedforward_layernorm_2, dtype)
+        return cls(layer, norms, choice, MixtureKernels(tools.kernel))
 
     @property
     def own_modules(self) -> Sequence[Any]:
-        return [self.layer.router, self.layer.experts, *self.mlp.own_modules]
+        return [self.layer.router, self.layer.experts]
 
     def __call__(self, y: Any, x: Any, cache: Any, computed: FusedPass) -> Any:
-        layer = self.layer
-        logits = layer.router.proj(self.router_norm(x)[:, None])[:, 0]
+        """As of all branches, with both normalized inputs in `y`."""
+        of_router, own = y
+        experts = self.layer.experts.switch_glu
+        logits = self.layer.router.proj(of_router[:, None])[:, 0]
+        chosen_by = getattr(getattr(experts, "faster_call", None), "chosen", None)
+        if chosen_by is not None:
+            return Weighted(*chosen_by(own, logits, self.choice))
         chosen, weights = self.kernels.choose(logits, self.choice)
-        found = layer.experts.switch_glu(layer.pre_feedforward_layernorm_2(x)[:, None], chosen[:, None])[:, 0]
-        beside = layer.post_feedforward_layernorm_2(self.kernels.combine(found, weights))
-        return layer.post_feedforward_layernorm_1(self.mlp(y, x, cache, computed)) + beside
+        return Weighted(experts(own[:, None], chosen[:, None])[:, 0], weights)
 
 
 def check_parts(module: Any, known: set[str]) -> None:

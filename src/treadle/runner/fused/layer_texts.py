@@ -162,10 +162,10 @@ QK_SCALES = """
 ADD_NORM = """
   using namespace treadle;
   constexpr int PER = 8, STEP = THREADS * PER, TURNS = (WIDTH + STEP - 1) / STEP, WARPS = THREADS / 32;
-  constexpr bool WEIGHTS = NORM != 0, BEFORE = POST != 0;
-  __shared__ float sums[4 * WARPS];
-  const size_t row = size_t(blockIdx.x) * WIDTH;
-  float kept[TURNS][PER];
+  constexpr bool WEIGHTS = NORM != 0, BEFORE = POST != 0, ASIDE = OTHER_NORMED;
+  __shared__ float sums[6 * WARPS];
+  const size_t token = blockIdx.x, row = token * WIDTH;
+  float kept[TURNS][PER], aside[ASIDE ? TURNS : 1][PER];
   uint4 before[TURNS], weights[TURNS], post_weights[TURNS];
   int sums_used = 0;
   const auto over_all = [&](float sum) {
@@ -177,7 +177,7 @@ ADD_NORM = """
     for (int i = 0; i < WARPS; ++i) sum += of_warps[i];
     return sum;
   };
-  const auto normalize = [&](bool centered, float eps) {
+  const auto normalize = [&](auto& kept, bool centered, float eps) {
     float mean = 0.0f, sum = 0.0f;
     if (centered) {
 #pragma unroll
@@ -200,23 +200,63 @@ ADD_NORM = """
       for (int e = 0; e < PER; ++e) kept[i][e] = rounded<T>((kept[i][e] - mean) * scale);
     }
   };
+  // What is normalized, times a weight.
+  const auto weigh = [&](auto& kept, const T* weight) {
+#pragma unroll
+    for (int i = 0; i < TURNS; ++i) {
+      const int at = i * STEP + threadIdx.x * PER;
+      if (at >= WIDTH) break;
+      const Several<T, PER> eight = several<PER>(weight + at);
+      for (int e = 0; e < PER; ++e) kept[i][e] = rounded<T>(kept[i][e] * wide(eight.of[e]));
+    }
+  };
+  // Eight numbers of a branch: of the only line of a token, or of the sum of its experts' lines, weighted by `shares`.
+  const auto read = [&](float (&to)[PER], const T* from, const float* shares, int lines, int at) {
+    if (lines == 0) {
+      const Several<T, PER> eight = several<PER>(from + row + at);
+      for (int e = 0; e < PER; ++e) to[e] = wide(eight.of[e]);
+      return;
+    }
+    for (int e = 0; e < PER; ++e) to[e] = 0.0f;
+#pragma unroll
+    for (int line = 0; line < lines; ++line) {
+      const float share = shares[token * lines + line];
+      const Several<T, PER> eight = several<PER>(from + (token * lines + line) * WIDTH + at);
+      for (int e = 0; e < PER; ++e) to[e] += share * wide(eight.of[e]);
+    }
+    for (int e = 0; e < PER; ++e) to[e] = rounded<T>(to[e]);
+  };
 #pragma unroll
   for (int i = 0; i < TURNS; ++i) {
     const int at = i * STEP + threadIdx.x * PER;
     if (at >= WIDTH) break;
     before[i] = *reinterpret_cast<const uint4*>(x + row + at);
-    const Several<T, PER> b = several<PER>(r + row + at);
     if (WEIGHTS) weights[i] = *reinterpret_cast<const uint4*>(WEIGHT + at);
     if (BEFORE) post_weights[i] = *reinterpret_cast<const uint4*>(POST_WEIGHT + at);
-    for (int e = 0; e < PER; ++e) kept[i][e] = wide(b.of[e]);
+    read(kept[i], r, SHARES, LINES, at);
+    if (ASIDE) read(aside[i], OTHER, OTHER_SHARES, OTHER_LINES, at);
+  }
+  if (NORMED) {
+    normalize(kept, false, __int_as_float(BRANCH_EPS));
+    weigh(kept, BRANCH_WEIGHT);
+  }
+  if constexpr (ASIDE) {
+    normalize(aside, false, __int_as_float(OTHER_EPS));
+    weigh(aside, OTHER_WEIGHT);
+  }
+#pragma unroll
+  for (int i = 0; i < TURNS; ++i) {
+    const int at = i * STEP + threadIdx.x * PER;
+    if (at >= WIDTH) break;
     if (PARALLEL) {
-      const Several<T, PER> c = several<PER>(OTHER + row + at);
-      for (int e = 0; e < PER; ++e) kept[i][e] = rounded<T>(kept[i][e] + wide(c.of[e]));
+      float (&second)[PER] = aside[ASIDE ? i : 0];
+      if (!ASIDE) read(second, OTHER, OTHER_SHARES, OTHER_LINES, at);
+      for (int e = 0; e < PER; ++e) kept[i][e] = rounded<T>(kept[i][e] + second[e]);
     }
     if (SCALED)
       for (int e = 0; e < PER; ++e) kept[i][e] = rounded<T>(kept[i][e] * __int_as_float(MULTIPLIER));
   }
-  if (BEFORE) normalize(POST == 2, __int_as_float(POST_EPS));
+  if (BEFORE) normalize(kept, POST == 2, __int_as_float(POST_EPS));
 #pragma unroll
   for (int i = 0; i < TURNS; ++i) {
     const int at = i * STEP + threadIdx.x * PER;
@@ -234,7 +274,9 @@ ADD_NORM = """
     *reinterpret_cast<Several<T, PER>*>(h + row + at) = both;
   }
   if (!WEIGHTS) return;
-  normalize(NORM == 2, __int_as_float(EPS));
+  normalize(kept, NORM == 2, __int_as_float(EPS));
+  const T* const more_weights[] = {MORE_WEIGHTS};
+  T* const more_outputs[] = {MORE_OUTPUTS};
 #pragma unroll
   for (int i = 0; i < TURNS; ++i) {
     const int at = i * STEP + threadIdx.x * PER;
@@ -247,6 +289,12 @@ ADD_NORM = """
       eight.of[e] = narrow(v, T());
     }
     *reinterpret_cast<Several<T, PER>*>(Y + row + at) = eight;
+#pragma unroll
+    for (int m = 0; m < MORE; ++m) {
+      const Several<T, PER> own = several<PER>(more_weights[m] + at);
+      for (int e = 0; e < PER; ++e) eight.of[e] = narrow(kept[i][e] * wide(own.of[e]), T());
+      *reinterpret_cast<Several<T, PER>*>(more_outputs[m] + row + at) = eight;
+    }
   }
 """
 

@@ -63,6 +63,11 @@ class Norm:
     def known(self) -> bool:
         return self.weight is not None
 
+    def alike(self, other: Norm) -> bool:
+        """Whether another one differs in its weight only."""
+        known = self.known and other.known and self.bias is None and other.bias is None
+        return known and (self.eps, self.centered) == (other.eps, other.centered)
+
     def __call__(self, x: Any) -> Any:
         """`x` (T, W), normalized by MLX."""
         if not self.known:

@@ -14,6 +14,7 @@ from ...core.compute_path import KernelName, KernelState, KernelStatus
 from ..device.cuda import CudaKernel, NewKernel
 from ..device.properties import DeviceProperties
 from ..device.self_test import not_applicable
+from ..fused.mixture_kernels import Choice
 from .grouped_product import (
     MOST_EXPERTS,
     Activation,
@@ -87,6 +88,11 @@ class Experts:
         flat, pairs = x.reshape(-1, x.shape[-1]), indices.reshape(-1).astype(mx.uint32)
         routing = self.product.route(pairs, self.count, flat.shape[0])
         return self.routed(flat, routing).reshape(*indices.shape, -1)
+
+    def chosen(self, x: Any, logits: Any, choice: Choice) -> tuple[Any, Any]:
+        """Outputs (T, k, N) of the experts that are chosen for `x` (T, K) by `logits`, and their weights (T, k)."""
+        weights, routing = self.product.choose(logits, choice)
+        return self.routed(x, routing).reshape(*weights.shape, -1), weights
 
     def routed(self, flat: Any, routing: Routing) -> Any:
         """(P, N) of tokens `flat` (T, K), routed to pairs (P,)."""

@@ -249,16 +249,21 @@ class _Block:
         if x.dtype != self.dtype:
             return self._own(x)
         flat = x.reshape(-1, x.shape[-1])
-        logits, rows = self._of_router(flat), flat[:, None]
-        if self._products is None:
-            chosen, weights = self._kernels.choose(logits, self.choice)
-            y = self.experts(rows, chosen[:, None])
-        else:
-            weights, routing = self._products.product.choose(logits, self.choice)
-            y = self._products.routed(flat, routing)
-        y = y.reshape(*weights.shape, -1)
-        shared, gate = (None if one is None else one(rows)[:, 0] for one in (self.shared, self._own_gate))
+        y, weights = self._weighted(flat)
+        shared, gate = (None if one is None else one(flat[:, None])[:, 0] for one in (self.shared, self._own_gate))
         return self._kernels.combine(y, weights, shared, gate).reshape(x.shape)
+
+    def apart(self, x: Any) -> tuple[Any, Any] | None:
+        """Outputs (T, k, K) of experts for `x` (T, K), and their weights (T, k), float32, of whose products the block's
+        result is the sum; None where there is more to add."""
+        return self._weighted(x) if self.shared is None and x.dtype == self.dtype else None
+
+    def _weighted(self, x: Any) -> tuple[Any, Any]:
+        logits = self._of_router(x)
+        if self._products is not None:
+            return self._products.chosen(x, logits, self.choice)
+        chosen, weights = self._kernels.choose(logits, self.choice)
+        return self.experts(x[:, None], chosen[:, None])[:, 0], weights
 
     @property
     def _own_gate(self) -> Any | None:
