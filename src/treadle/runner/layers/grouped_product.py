@@ -20,8 +20,9 @@ _FEW_FILES, _MANY_FILES = [*_FILES, "layers/few_rows.cuh"], [*_FILES, "layers/ma
 _WARPS, _TILE, _FEW_ROWS = 4, 32, 32
 _JOINT = 2048  # bytes of sums that warps add up at once, for each of them
 _MANY_THREADS, _MANY_TILES, _LONG_ROUTE = 256, 4, 4096
-_TOGETHER = 64
-"""The most tokens whose experts are chosen and routed by one block."""
+_TOGETHER, _MOST_TOGETHER, _CHOOSING = 64, 512, 16
+"""The most tokens whose experts are chosen and routed by one block, the most experts, and the warps that choose. More
+threads might have too few registers."""
 _RESIDENT = 3  # blocks that a multiprocessor has registers for
 _ROUTE = """
   treadle::route_experts<THREADS, ROWS>(indices, (treadle::Chunk*)chunks, (int*)order, indices_shape[0], EXPERTS);
@@ -184,11 +185,11 @@ class GroupedProduct:
         """The weights (T, all of a token), float32, of the experts that are chosen for `logits` as by
         `MixtureKernels.choose`, and their routing."""
         tokens, experts = logits.shape[0], logits.shape[1] - choice.gated + choice.shared
-        if not 1 < tokens <= _TOGETHER:
+        if not 1 < tokens <= _TOGETHER or experts > _MOST_TOGETHER:
             chosen, weights = MixtureKernels(self._kernel).choose(logits, choice)
             return weights, self.route(chosen.reshape(-1), experts, tokens)
         pairs = tokens * choice.all
-        rows, threads = self._rows(pairs, experts), -(-max(experts, 256, 32 * min(tokens, 32)) // 32) * 32
+        rows, threads = self._rows(pairs, experts), -(-max(experts, 256, 32 * min(tokens, _CHOOSING)) // 32) * 32
         _, weights, chunks, order = _choose_and_route(self._kernel)(
             choice.inputs(logits),
             [*choice.template(logits), ("THREADS", threads), ("ROWS", rows)],

@@ -6,7 +6,7 @@ the experts' products; with the kernels it takes two.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -25,7 +25,7 @@ from .replace import Faster, Makers, full_name
 
 _MODELS = "mlx_lm.models"
 _TYPES = (mx.bfloat16, mx.float16)
-_TESTED, _CANDIDATES = (1, 5), 512
+_TESTED, _CANDIDATES = (1, 5, 40), 512
 
 
 @dataclass(frozen=True)
@@ -180,34 +180,37 @@ class MixtureMakers:
         if choice is None or not choice.takes(experts) or outputs % UNIT:
             return None
         block = _Block(self._kernels, layer, facts, choice, self._dtype)
-        prepare = restore = _nothing
-        takes: Sequence[Any] = ()
-        if (inside := self._faster_experts(block)) is not None:
-            prepare, restore, takes = inside.prepare, inside.restore, inside.takes
+        inside = self._faster_experts(block)
         block.join_router(self._tools(self._dtype))
-        kind = type(layer), experts, outputs, block.choice.numbers, block.shared is None, takes == (), self._dtype
+        kind = type(layer), experts, outputs, block.choice.numbers, block.shared is None, self._dtype
         label = f"mixtures of {choice.top} of {experts} experts"
-        return Faster({"__call__": block}, kind, label, partial(_examples, block, outputs), prepare, restore, takes)
+        made = Faster({"__call__": block}, kind, label, partial(_examples, block, outputs))
+        if inside is None:
+            return made
+        _, faster = inside
+        prepare, restore, takes = faster.prepare, faster.restore, faster.takes
+        return replace(made, kind=(kind, faster.kind), prepare=prepare, restore=restore, inside=[inside], takes=takes)
 
-    def _faster_experts(self, block: _Block) -> Faster | None:
+    def _faster_experts(self, block: _Block) -> tuple[Any, Faster] | None:
         """Let a block have its experts' products by kernels, with its shared expert among them if possible. Returns
-        how to prepare their arrays for that; None where the kernels don't take them."""
+        the experts with their faster methods; None where the kernels don't take them."""
         layer = block.experts
         if id(layer) not in self._joined:
             joins = replace(block.choice, shared=True).takes(_count(layer)) and block.shared is not None
             self._joined[id(layer)] = JoinedExperts.of(layer, block.shared) if joins else None
         joined = self._joined[id(layer)]
         maker = self._experts.makers.get(full_name(type(layer)))
-        made = None if maker is None else maker(layer if joined is None else joined.module)
+        module = layer if joined is None else joined.module
+        made = None if maker is None else maker(module)
         experts = None if made is None else made.methods["__call__"]
         if not isinstance(experts, Experts) or not experts.takes(self._dtype):
             return None
         block.use(experts, joined is not None)
         assert made is not None
         if joined is None:
-            return replace(made, takes=[layer])
+            return module, replace(made, takes=[layer])
         prepare, restore = (partial(_both, one, joined.share) for one in (made.prepare, made.restore))
-        return replace(made, prepare=prepare, restore=restore, takes=[layer, joined.shared])
+        return module, replace(made, prepare=prepare, restore=restore, takes=[layer, joined.shared])
 
 
 class _Block:
@@ -283,10 +286,6 @@ class _Block:
             assert self._gate is not None
             logits = mx.concatenate([logits, self._gate(x)], axis=-1)
         return logits[:, 0]
-
-
-def _nothing() -> None:
-    """Do nothing."""
 
 
 def _both(first: Callable[[], None], second: Callable[[], None]) -> None:

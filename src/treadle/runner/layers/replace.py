@@ -33,8 +33,9 @@ class Faster:
 
     Layers of one `kind` are computed in the same way: one of them is tested, with each of the `examples`, which are
     arguments of the methods. `label` names the kind for operators. `prepare` changes the layer's arrays for them,
-    `restore` changes them back for the layer's own methods. Layers inside of those that it `takes` have no faster
-    methods of their own, unless these ones are rejected.
+    `restore` changes them back for the layer's own methods. It computes by those `inside`, layers with their own
+    faster methods, which are tested with it. Layers inside of those that it `takes` have no other ones, unless it is
+    rejected.
     """
 
     methods: Mapping[str, Method]
@@ -43,6 +44,7 @@ class Faster:
     examples: Callable[[], Iterable[tuple[Any, ...]]]
     prepare: Callable[[], None] = lambda: None
     restore: Callable[[], None] = lambda: None
+    inside: Sequence[tuple[Any, Faster]] = ()
     takes: Sequence[Any] = ()
 
 
@@ -139,12 +141,18 @@ class ReplacedLayers:
         reasons: dict[Hashable, str] = {}
         for layer, faster in made:
             if faster.kind not in reasons:
-                reasons[faster.kind] = reason = _reason_against(layer, faster)
-                if reason:
-                    _reject(self.rejected, faster.label, reason)
+                reasons[faster.kind] = self._reason_against([*faster.inside, (layer, faster)])
         passed = [(layer, faster) for layer, faster in made if not reasons[faster.kind]]
         left = [one for _, faster in made if reasons[faster.kind] for one in faster.takes]
         return [*passed, *(self._tested([*self._made(left)]) if left else [])]
+
+    def _reason_against(self, tested: Iterable[tuple[Any, Faster]]) -> str:
+        """The reason against the first ones that failed their test, which is told; empty if there are none."""
+        for layer, faster in tested:
+            if reason := _reason_against(layer, faster):
+                _reject(self.rejected, faster.label, reason)
+                return reason
+        return ""
 
 
 def _reject(rejected: dict[str, str], label: str, reason: str) -> None:
