@@ -227,6 +227,7 @@ class _Tracer:
 
 def _joined(program: Callable[..., Any], arguments: Sequence[Any]) -> Counter[str]:
     """MLX's operations of a compiled program that are no views."""
+    mx.eval(arguments)  # what makes them is no part of the program
     with tempfile.NamedTemporaryFile("r", suffix=".dot") as file:
         mx.export_to_dot(file.name, mx.compile(program)(*arguments))
         text = file.read()

@@ -286,7 +286,7 @@ def _embed(launch: Launch) -> list[Any]:
     assert launch.blocks[0] == len(tokens)
     if t["BITS"] < 16:
         table = mx.dequantize(table, launch.arrays["scales"], launch.arrays["biases"], t["GROUP"], t["BITS"])
-    return [np.array(table[mx.array(tokens)].astype(mx.float32))]
+    return [np.array(table[mx.array(tokens)].astype(mx.float32)) * (_number(t["SCALE"]) if t["SCALED"] else 1)]
 
 
 def _number(bits: int) -> float:

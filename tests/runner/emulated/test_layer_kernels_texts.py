@@ -26,20 +26,21 @@ def wide(array: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("bits", "group", "width", "dtype"),
-    [(16, 64, 1096, mx.bfloat16), (8, 128, 1152, mx.float16), (4, 64, 192, mx.bfloat16)],
+    ("bits", "group", "width", "dtype", "scale"),
+    [(16, 64, 1096, mx.bfloat16, 1.0), (8, 128, 1152, mx.float16, 1.0), (4, 64, 192, mx.bfloat16, 13.5)],
 )
-def test_tokens_get_their_lines_of_the_table(bits: int, group: int, width: int, dtype: Any) -> None:
-    """Each number is rounded once."""
+def test_tokens_get_their_lines_of_the_table(bits: int, group: int, width: int, dtype: Any, scale: float) -> None:
+    """Each number is rounded once, and once more where it is scaled."""
     weight, tokens = random(1, 50, width).astype(dtype), mx.array([49, 0, 7, 7, 31], mx.int32)
     parts: tuple[Any, Any, Any] = (
         (weight, weight, weight) if bits == 16 else mx.quantize(weight, group_size=group, bits=bits)
     )
-    found = REAL.embed(tokens, Table(*parts, width, bits, group))
+    found = REAL.embed(tokens, Table(*parts, width, bits, group, scale))
     assert found.dtype == dtype
     codes, scales, biases = (part if part.dtype == mx.uint32 else wide(part) for part in parts)
-    wanted = np.array(PLAIN.embed(tokens, Table(codes, scales, biases, width, bits, group)))
-    np.testing.assert_allclose(np.array(wide(found)), wanted, rtol=ROUNDED[dtype], atol=1e-6)
+    wanted = np.array(PLAIN.embed(tokens, Table(codes, scales, biases, width, bits, group, scale)))
+    tolerance = ROUNDED[dtype] * (1 if scale == 1 else 2)
+    np.testing.assert_allclose(np.array(wide(found)), wanted, rtol=tolerance, atol=1e-6)
 
 
 def test_angles_are_cosines_and_sines() -> None:

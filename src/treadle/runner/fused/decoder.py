@@ -104,7 +104,7 @@ class FusedDecoder:
         self._traced = traced
         self._selection = selection
         embedding = part(inner, family.embedding)
-        self._embed = _scaled(_embedding(embedding, self._layer_kernels), family.embedding_scale(model))
+        self._embed = _embedding(embedding, self._layer_kernels, family.embedding_scale(model))
         self._norm = Norm.of(part(inner, family.last_norm), dtype)
         tools = Tools.of(kernels[0].kernel, _bytes(layers[0]), dtype)
         if family.parallel or _ways(layers) > 1:
@@ -323,22 +323,23 @@ def _shared_rotations(steps: list[_Step]) -> list[_Step]:
     return shared
 
 
-def _embedding(module: Any, kernels: LayerKernels) -> Callable[[Any], Any]:
-    """Embedding lookup of tokens (T,) into (T, W): MLX's own takes one thread for a whole row of the table."""
+def _embedding(module: Any, kernels: LayerKernels, scale: float) -> Callable[[Any], Any]:
+    """Embedding lookup of tokens (T,) into (T, W), times `scale`: MLX's own takes one thread for a whole row of the
+    table."""
     if type(module) is nn.Embedding and module.weight.shape[1] % 8 == 0:
         weight = module.weight
         table = Table(weight, weight, weight, weight.shape[1])
     elif type(module) is nn.QuantizedEmbedding and module.mode == "affine" and module.bits in (4, 8):
         columns = module.weight.shape[1] * 32 // module.bits
         table = Table(module.weight, module.scales, module.biases, columns, module.bits, module.group_size)
-    else:
+    elif scale == 1:
         embed: Callable[[Any], Any] = module
         return embed
-    return lambda tokens: kernels.embed(tokens, table)
-
-
-def _scaled(embed: Callable[[Any], Any], scale: float) -> Callable[[Any], Any]:
-    return embed if scale == 1 else lambda tokens: embed(tokens) * scale
+    else:
+        return lambda tokens: module(tokens) * scale
+    rounded: Any = mx.array(scale, table.scales.dtype).item()  # as MLX rounds a factor
+    scaled = replace(table, scale=float(rounded))
+    return lambda tokens: kernels.embed(tokens, scaled)
 
 
 def _head(model: Any, family: Family, embedding: Any, tools: Tools) -> Callable[[Any], Any]:

@@ -26,7 +26,7 @@ _LARGEST = 65504.0
 @dataclass(frozen=True)
 class Table:
     """Embeddings of `width` dimensions: `weight`, quantized to `bits` bits with `scales` and `biases` for every
-    `group`; with 16 bits all three are the same array."""
+    `group`; with 16 bits all three are the same array. Embeddings are multiplied by `scale`."""
 
     weight: Any
     scales: Any
@@ -34,6 +34,7 @@ class Table:
     width: int
     bits: int = 16
     group: int = 64
+    scale: float = 1.0
 
 
 class Activation(IntEnum):
@@ -115,6 +116,7 @@ class LayerKernels:
     def __init__(self, kernel: NewKernel) -> None:
         self._new = kernel
         self._no_scales = mx.zeros(1)
+        mx.eval(self._no_scales)  # not in each pass
         self._embed = self._made("embed", ["tokens", "table", "scales", "biases"], ["out"], texts.EMBED)
         self._cos_sin = kernel("cos_sin", ["positions", "inv_freq"], ["out"], texts.COS_SIN)
         self._qk_scales = self._made("qk_scales", ["qkv"], ["out"], texts.QK_SCALES)
@@ -129,7 +131,14 @@ class LayerKernels:
         """Rows (T, W) of `table` for `tokens` (T,), in its type."""
         return self._embed(
             [tokens, table.weight, table.scales, table.biases],
-            [("T", table.scales.dtype), ("WIDTH", table.width), ("BITS", table.bits), ("GROUP", table.group)],
+            [
+                ("T", table.scales.dtype),
+                ("WIDTH", table.width),
+                ("BITS", table.bits),
+                ("GROUP", table.group),
+                ("SCALED", table.scale != 1),
+                ("SCALE", bits_of(table.scale)),
+            ],
             blocks=(tokens.shape[0], 1),
             threads=128,
             shapes=[(tokens.shape[0], table.width)],

@@ -15,6 +15,10 @@ EMBED = """
       for (int e = 0; e < 8; ++e)
         to[e] = narrow((words[e * BITS / 32] >> e * BITS % 32 & (1u << BITS % 32) - 1) * scale + bias, T());
     }
+    if (SCALED) {
+      T* to = reinterpret_cast<T*>(&eight);
+      for (int e = 0; e < 8; ++e) to[e] = narrow(wide(to[e]) * __int_as_float(SCALE), T());
+    }
     *reinterpret_cast<uint4*>(out + size_t(blockIdx.x) * WIDTH + i) = eight;
   }
 """
