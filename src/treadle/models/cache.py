@@ -13,13 +13,13 @@ import hashlib
 import json
 import os
 import shutil
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from ..environment import cache_folder
 from ..errors import ModelError
 
 MANIFEST = "treadle-manifest.json"
@@ -28,9 +28,7 @@ _POLL_S = 0.2
 
 def default_root() -> Path:
     """Return this program's folder in the user's cache."""
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches" / "treadle"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "treadle"
+    return cache_folder(os.environ)
 
 
 def is_whole(folder: Path, version: str) -> bool:

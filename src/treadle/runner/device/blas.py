@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ...core.compute_path import KernelName, KernelState, KernelStatus
+from ...environment import cache_folder
 from ...installation import builds, install_command
 
 FUNCTIONS = ("cblas_sgemm", "cblas_dgemm", "cblas_cgemm")
@@ -153,7 +154,7 @@ def _loaded(source: Path, cache: Path | None) -> ctypes.CDLL:
     """The renamed copy of `source`, loaded with global symbols: from the cache, or where that can't be used or holds a
     torn copy, from a private one that is gone from the disk once it is loaded."""
     try:
-        kept = cache or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "treadle"
+        kept = cache or cache_folder(os.environ)
         return ctypes.CDLL(str(_renamed(source, kept)), mode=ctypes.RTLD_GLOBAL)
     except (OSError, RuntimeError):
         with tempfile.TemporaryDirectory(prefix="treadle-") as private:
