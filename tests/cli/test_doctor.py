@@ -214,6 +214,23 @@ def test_more_threads_than_cores_warn(capsys: pytest.CaptureFixture[str], folder
     assert plain["sections"]["MLX"]["BLAS"]["fix"].startswith("--threads ")
 
 
+@pytest.mark.parametrize(
+    ("reasons", "mark", "value"),
+    [
+        ([], "ok", "kept in /cache/kernels"),
+        (["compiled by MLX: no NVRTC"], "warn", "compiled by MLX: no NVRTC: each start compiles them anew"),
+    ],
+)
+def test_kernels_that_each_start_compiles_only_warn(
+    capsys: pytest.CaptureFixture[str], folder: Path, reasons: list[str], mark: str, value: str
+) -> None:
+    programs = {"folder": "/cache/kernels", "reasons": reasons}
+    code, plain = report(capsys, Asked(mlx={**GOOD["mlx"], "programs": programs}), folder)
+    found = plain["sections"]["MLX"]["compiled kernels"]
+    assert (code, found["mark"], found["value"]) == (0, mark, value)
+    assert ("fix" in found) is bool(reasons)
+
+
 def test_a_missing_chat_template_only_warns(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
     code, plain = report(capsys, Asked(text={**GOOD["text"], "chat_template": False}), folder)
     assert code == 0

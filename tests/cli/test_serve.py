@@ -11,7 +11,14 @@ import pytest
 from treadle.cli.json_reporter import LogReporter, run_logged
 from treadle.cli.serve import TerminalReporter
 from treadle.config import Settings
-from treadle.core.compute_path import Backend, ComputePath, KernelName, KernelState, KernelStatus
+from treadle.core.compute_path import (
+    Backend,
+    ComputePath,
+    KernelName,
+    KernelPrograms,
+    KernelState,
+    KernelStatus,
+)
 from treadle.core.messages import Capabilities
 from treadle.errors import ConfigError, StartFailed
 from treadle.models.transfer import Transfer
@@ -26,7 +33,11 @@ CAN = Capabilities(
     dtype="float32",
     parameters=1,
     weight_bytes=1,
-    compute=ComputePath(Backend.CONTIGUOUS, kernels=(KernelStatus(KernelName.BLAS, KernelState.ACTIVE),)),
+    compute=ComputePath(
+        Backend.CONTIGUOUS,
+        kernels=(KernelStatus(KernelName.BLAS, KernelState.ACTIVE),),
+        programs=KernelPrograms(cached=20),
+    ),
 )
 
 
@@ -63,6 +74,7 @@ def test_it_says_what_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
         word in shown
         for word in (
             "path     contiguous, blas",
+            "kernels  20 from the cache",
             "listens on",
             "downloading o/m: 50 %",
             "reading",
@@ -110,6 +122,7 @@ def test_a_log_has_the_same_events_as_fields(caplog: pytest.LogCaptureFixture) -
         "backend": "contiguous",
         "fused": False,
         "kernels": {"blas": "active"},
+        "programs": {"compiled": 0, "cached": 20, "by_mlx": 0, "compile_s": 0.0, "reasons": ()},
         "why": [],
     }
     assert told["ready"].items() >= path.items()

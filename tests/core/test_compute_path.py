@@ -6,7 +6,15 @@ import msgspec
 import pytest
 
 from treadle.config import KERNELS
-from treadle.core.compute_path import Backend, ComputePath, KernelName, KernelPolicy, KernelState, KernelStatus
+from treadle.core.compute_path import (
+    Backend,
+    ComputePath,
+    KernelName,
+    KernelPolicy,
+    KernelPrograms,
+    KernelState,
+    KernelStatus,
+)
 
 ACTIVE = tuple(KernelStatus(name, KernelState.ACTIVE) for name in KernelName if name is not KernelName.BLAS)
 BLAS = KernelStatus(KernelName.BLAS, KernelState.ACTIVE, "OpenBLAS 0.3.29")
@@ -43,6 +51,20 @@ HEADS = "paged: its layers have different heads"
 def test_one_line_says_what_runs_and_why_not_better(path: ComputePath, line: str, shortfalls: list[str]) -> None:
     assert path.summary() == line
     assert path.shortfalls() == shortfalls
+
+
+@pytest.mark.parametrize(
+    ("programs", "line"),
+    [
+        (KernelPrograms(), ""),
+        (KernelPrograms(3, 20, 2, 1.23), "3 compiled in 1.2 s, 20 from the cache, 2 by MLX"),
+        (KernelPrograms(cached=20), "20 from the cache"),
+        (KernelPrograms(by_mlx=9, reasons=("no compiler", "no folder")), "9 by MLX; no compiler; no folder"),
+        (KernelPrograms(reasons=("no compiler",)), "no compiler"),
+    ],
+)
+def test_one_line_says_where_programs_of_kernels_came_from(programs: KernelPrograms, line: str) -> None:
+    assert programs.summary() == line
 
 
 def test_only_one_by_one_is_serialized() -> None:

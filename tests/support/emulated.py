@@ -29,6 +29,7 @@ import pytest
 
 from tests.support.emulated_text import translated
 from treadle.runner.device.cuda import CudaKernel, _short, text
+from treadle.runner.device.program_text import KernelText
 from treadle.runner.device.properties import DeviceProperties
 from treadle.runner.kv.paged.kernels import Kernels
 
@@ -207,6 +208,7 @@ class EmulatedKernel(CudaKernel):
         self._header = _short(text(*files))
         self._shared_memory = shared_memory
         self._strided = strided
+        self._text = KernelText(tuple(inputs), tuple(outputs), self._header, self._source)
 
     def __call__(
         self,
@@ -220,6 +222,8 @@ class EmulatedKernel(CudaKernel):
     ) -> list[Any]:
         arrays = dict(zip(self._inputs, inputs, strict=True))
         types = dict(zip(self._outputs, dtypes, strict=True))
+        if not self._strided:  # NVRTC gets such a program: a text for which there is none fails here
+            assert self._text.program([array.dtype for array in inputs], template, dtypes)
         run = _compiled(text_of(self._source, self._header, arrays, types, template))
         made = [np.empty(math.prod(shape) * dtype.size, np.uint8) for shape, dtype in zip(shapes, dtypes, strict=True)]
         uses = [self._use(*one) for one in arrays.items()] + [_MADE] * len(made)

@@ -167,7 +167,19 @@ def _mlx(request: ProbeRequest, known: Mapping[str, Any]) -> dict[str, Any]:
     from ..runner.device import memory
 
     device = memory.device()
-    return {"kind": device.kind, "name": device.name, "usable_bytes": memory.usable_bytes(device.kind)}
+    part: dict[str, Any] = {"kind": device.kind, "name": device.name, "usable_bytes": memory.usable_bytes(device.kind)}
+    if device.kind == "cuda" and request.kernels != "off":
+        part["programs"] = _programs()
+    return part
+
+
+def _programs() -> dict[str, Any]:
+    """Return where compiled kernels are kept, after one was tried, and the reasons where that does not work."""
+    from ..environment import cache_folder
+    from ..runner.device.programs import FOLDER, kernel_programs
+
+    reasons = kernel_programs().report().reasons
+    return {"folder": str(cache_folder(os.environ) / FOLDER), "reasons": list(reasons)}
 
 
 def _mlx_lm(request: ProbeRequest, known: Mapping[str, Any]) -> dict[str, Any]:

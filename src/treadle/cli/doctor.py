@@ -129,6 +129,8 @@ def _engine(result: ProbeResult) -> list[Finding]:
         for name, make in (("mlx", _device), ("blas", _blas), ("mlx-lm", _adapter))
         if name in result.parts
     ]
+    if "programs" in result.parts.get("mlx", {}):
+        found.append(_programs(result.parts["mlx"]["programs"]))
     if result.ended:
         found.append(_ended(result))
     return found
@@ -150,6 +152,16 @@ def _device(part: Mapping[str, Any]) -> Finding:
         return Finding(ENGINE, "device", part["error"], Mark.FAIL, part.get("fix", ""), part)
     memory = f", {size(part['usable_bytes'])} usable" if part["usable_bytes"] else ""
     return Finding(ENGINE, "device", f"{part['kind']}: {part['name']}{memory}", facts=part)
+
+
+def _programs(part: Mapping[str, Any]) -> Finding:
+    """Return the finding of compiled kernels; where they are not kept, each start takes longer."""
+    name, folder = "compiled kernels", part["folder"]
+    if not part["reasons"]:
+        return Finding(ENGINE, name, f"kept in {folder}", facts=part)
+    value = f"{'; '.join(part['reasons'])}: each start compiles them anew"
+    fix = f"make {folder} a folder of this user, and install nvidia-cuda-runtime where headers are missing"
+    return Finding(ENGINE, name, value, Mark.WARN, fix, part)
 
 
 def _blas(part: Mapping[str, Any]) -> Finding:

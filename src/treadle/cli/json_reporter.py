@@ -6,6 +6,8 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import msgspec
+
 from ..config import Settings
 from ..core.messages import Capabilities
 from ..errors import TreadleError, spell
@@ -67,6 +69,7 @@ class LogReporter:
             "backend": compute.backend.value,
             "fused": compute.fused,
             "kernels": {kernel.name.value: kernel.state.value for kernel in compute.kernels},
+            "programs": msgspec.to_builtins(compute.programs),
             "why": list(compute.why),
             "weight_bytes": capabilities.weight_bytes,
             "kv_budget_bytes": capabilities.kv.budget_bytes,

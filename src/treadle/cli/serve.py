@@ -126,6 +126,7 @@ class TerminalReporter:
             ),
             "memory": memory,
             "path": capabilities.compute.summary(),
+            "kernels": capabilities.compute.programs.summary(),
             "limits": f"{settings.max_running} running, {settings.waiting_places} waiting up to "
             f"{settings.max_wait_s:g} s, {capabilities.context:,} tokens of context",
             "clients": connections(self._limits),

@@ -68,6 +68,29 @@ class KernelStatus(msgspec.Struct, frozen=True):
     reason: str = ""
 
 
+class KernelPrograms(msgspec.Struct, frozen=True):
+    """Programs of custom kernels on CUDA, by their origin: `compiled` in `compile_s` seconds, `cached` on disk by an
+    earlier process, or compiled by MLX, at each start. `reasons` say why MLX compiles more than the kernels that need
+    it, and why none are kept on disk."""
+
+    compiled: int = 0
+    cached: int = 0
+    by_mlx: int = 0
+    compile_s: float = 0.0
+    reasons: tuple[str, ...] = ()
+
+    def summary(self) -> str:
+        """One line for people, such as "3 compiled in 1.2 s, 20 from the cache, 2 by MLX"; empty without any."""
+        parts = [
+            f"{self.compiled} compiled in {self.compile_s:.1f} s",
+            f"{self.cached} from the cache",
+            f"{self.by_mlx} by MLX",
+        ]
+        counts = (self.compiled, self.cached, self.by_mlx)
+        counted = ", ".join(part for part, count in zip(parts, counts, strict=True) if count)
+        return "; ".join(filter(None, (counted, *self.reasons)))
+
+
 class ComputePath(msgspec.Struct, frozen=True):
     """The compute path of one start.
 
@@ -75,7 +98,7 @@ class ComputePath(msgspec.Struct, frozen=True):
     read, and `shared_prefill` whether several prompts share a pass. `why` gives a reason for each better choice that
     was not taken, in words for an operator, such as "paged: its layers have different heads". The backend's self-test
     compared sequences of up to `tested_tokens` tokens; their logits were `deviation` times as far from mlx-lm's as
-    rounding explains.
+    rounding explains. `programs` are those of its custom kernels.
     """
 
     backend: Backend = Backend.PADDED
@@ -87,6 +110,7 @@ class ComputePath(msgspec.Struct, frozen=True):
     why: tuple[str, ...] = ()
     tested_tokens: int = 0
     deviation: float = 0.0
+    programs: KernelPrograms = KernelPrograms()
 
     @property
     def serialized(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from ..core.messages import Capabilities, EmbeddingCapabilities, KvCapabilities, StepCapabilities
+from .device.programs import programs_so_far
 from .kv.backend import KvBackend
 from .loading.model import LoadedModel
 from .loading.step_costs import StepCosts
@@ -28,7 +29,7 @@ def capabilities_of(model: LoadedModel, backend: KvBackend, costs: StepCosts, *,
         path="serialized" if backend.name == "serial" else "batched",
         grammars=grammars,
         fast_forward=grammars and backend.least_forced(1) > 0,
-        compute=msgspec.structs.replace(model.compute, lookahead=backend.lookahead),
+        compute=msgspec.structs.replace(model.compute, lookahead=backend.lookahead, programs=programs_so_far()),
         embedding=_embedding_capabilities(model.embedding),
         details=model.details,
     )

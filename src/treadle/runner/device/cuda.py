@@ -1,9 +1,10 @@
-"""Custom kernels for MLX's CUDA build, compiled on the machine at their first use."""
+"""Custom kernels for MLX's CUDA build, compiled on the machine."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, Hashable, MutableMapping, Sequence
+from functools import cached_property
 from hashlib import sha256
 from importlib import resources
 from pathlib import Path
@@ -11,6 +12,9 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
+
+from .program_text import KernelText
+from .programs import Program, kernel_programs
 
 _RUNNER = __package__.rpartition(".")[0]
 _COMMENT = re.compile(r"//[^\n]*")
@@ -20,13 +24,11 @@ _QUOTABLE = re.compile(r'[^"\\\n]+')
 
 class CudaKernel:
     """A kernel `name` from `inputs` to `outputs`, with `source` as its body and the `files` of `treadle.runner` before
-    it.
+    it, compiled once for all processes of the user (`programs`), or by MLX where that is not possible.
 
     With `strided` the arrays come as they are, and the source finds their strides as `NAME_strides`; without, MLX
-    copies those that are not contiguous. Numbers of a template are not negative, as MLX makes a name of them.
-
-    MLX reads a custom kernel's whole text at every launch, 5 us of the host for 20 KB, so the files are included by
-    name where the compiler can find them.
+    copies those that are not contiguous, and the source finds sizes as `NAME_shape[NUMBER]`. Only MLX knows strides, so
+    it compiles strided kernels. Numbers of a template are not negative, as MLX makes a name of them.
     """
 
     def __init__(
@@ -40,17 +42,12 @@ class CudaKernel:
         shared_memory: int = 0,
         strided: bool = False,
     ) -> None:
-        whole = "\n".join([source, *inputs, *outputs, str(shared_memory), text(*files)])
-        version = sha256(whole.encode()).hexdigest()[:8]  # MLX keeps what it compiled by its name
-        self._kernel: Any = mx.fast.cuda_kernel(
-            name=f"treadle_{name}_{version}",
-            input_names=list(inputs),
-            output_names=list(outputs),
-            source=_short(source),
-            header=included(*files),
-            shared_memory=shared_memory,
-            ensure_row_contiguous=not strided,
-        )
+        self._name = name
+        self._text = KernelText(tuple(inputs), tuple(outputs), _short(text(*files)), _short(source))
+        self._files = tuple(files)
+        self._shared_memory = shared_memory
+        self._strided = strided
+        self._programs: dict[Hashable, Program] = {}
 
     def __call__(
         self,
@@ -64,7 +61,13 @@ class CudaKernel:
     ) -> list[Any]:
         """Outputs of `shapes` and `dtypes`, computed by `blocks` blocks of `threads` threads. Where the compiler
         refuses the text, evaluating them raises RuntimeError with what it says."""
-        made: list[Any] = self._kernel(
+        signature = (*[array.dtype for array in inputs], *template, *dtypes)
+        program = self._programs.get(signature)
+        if program is None:
+            program = self._programs[signature] = self._program(inputs, template, dtypes)
+        if program.cubin:
+            return program.launch(inputs, blocks, threads, shapes, dtypes)
+        made: list[Any] = self._of_mlx(
             inputs=inputs,
             template=template,
             grid=(blocks[0] * threads, blocks[1], 1),
@@ -73,6 +76,36 @@ class CudaKernel:
             output_dtypes=dtypes,
         )
         return made
+
+    def _program(self, inputs: Sequence[Any], template: Sequence[tuple[str, Any]], outputs: Sequence[Any]) -> Program:
+        """The program for arrays of these types; one without a cubin where MLX compiles it."""
+        types = [array.dtype for array in inputs]
+        if self._strided:
+            return kernel_programs().left_to_mlx(self._mlx_name, types, template)
+        text = self._text.program(types, template, outputs)
+        found = kernel_programs().get(self._name, text, self._text.sizes, self._shared_memory)
+        return found or kernel_programs().left_to_mlx(self._mlx_name, types, template)
+
+    @cached_property
+    def _mlx_name(self) -> str:
+        """A name for each text, as MLX keeps what it compiled by its name."""
+        kept = self._text
+        whole = "\n".join([kept.body, *kept.inputs, *kept.outputs, str(self._shared_memory), kept.header])
+        return f"treadle_{self._name}_{sha256(whole.encode()).hexdigest()[:8]}"
+
+    @cached_property
+    def _of_mlx(self) -> Any:
+        """The kernel as MLX compiles it. MLX reads a custom kernel's whole text at every launch, 5 us of the host for
+        20 KB, so the files are included by name where the compiler can find them."""
+        return mx.fast.cuda_kernel(
+            name=self._mlx_name,
+            input_names=list(self._text.inputs),
+            output_names=list(self._text.outputs),
+            source=self._text.body,
+            header=included(*self._files),
+            shared_memory=self._shared_memory,
+            ensure_row_contiguous=not self._strided,
+        )
 
 
 NewKernel = Callable[..., CudaKernel]

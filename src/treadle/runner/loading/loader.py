@@ -20,6 +20,7 @@ from ...units import size
 from ..base import Progress
 from ..device import memory as mem
 from ..device.cuda import lift_graph_byte_limit
+from ..device.programs import kernel_programs
 from ..device.readback import Readback, readback
 from ..device.staging import staging_status
 from ..kv.backend import Unsupported
@@ -91,7 +92,7 @@ def load(folder: Path, *, progress: Progress = lambda stage: None, **options: An
     wanted = LoadOptions(**options)
     progress("loading mlx-lm")
     device = mem.device()
-    library = _prepared(device.kind)
+    library = _prepared(device.kind, wanted.kernels)
     check_bits(wanted.kv_bits, device.kind)
     progress("reading the weights")
     with model_errors(folder, library):
@@ -142,10 +143,12 @@ def _embedding(folder: Path, library: MlxLm, read: _Read, choice: BackendChoice)
         )
 
 
-def _prepared(device: str) -> MlxLm:
+def _prepared(device: str, policy: KernelPolicy) -> MlxLm:
     """mlx-lm, after the process is set up for `device`."""
     if device == "cuda":
         lift_graph_byte_limit(os.environ)
+        if policy is not KernelPolicy.OFF:
+            kernel_programs()
     library = connect()
     mem.limit_free_pool(device)
     return library
