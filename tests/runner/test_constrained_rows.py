@@ -18,7 +18,7 @@ from llguidance import LLMatcher, LLParserLimits
 from tests.runner.conftest import Tiny
 from tests.runner.looped import Looped
 from tests.runner.paged.models import loaded, make, paged
-from tests.runner.test_lookahead import KINDS, ahead, assert_alike
+from tests.runner.test_lookahead import KINDS, ahead, assert_alike, in_lock_step
 from tests.runner.test_replay import Recorded, content, replay
 from tests.support.cuda import ReferenceKernel
 from tests.support.emulated import EmulatedKernel
@@ -233,7 +233,7 @@ def test_preempted_rows_go_on_where_they_were_and_a_log_of_calls_gives_the_same(
 ) -> None:
     monkeypatch.setattr(block_budget, "EXPECTED_TOKENS", 1)
     model = tiny("llama")
-    model = ahead(model) if lookahead else model
+    model = ahead(model) if lookahead else in_lock_step(model)
     some, others = mixed(5, 6)
     some = [msgspec.structs.replace(one, prompt=one.prompt[:9]) for one in (*some, *triggered(6, 3))]
     some = [msgspec.structs.replace(one, max_tokens=min(one.max_tokens, 120)) for one in some]
@@ -352,7 +352,7 @@ def test_masks_are_filled_while_the_device_computes_the_step(
 
 
 def test_masks_are_filled_before_a_step_that_needs_the_same_cores(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not any(_fills(model_of("contiguous", tiny), monkeypatch)), "no pass runs beside them"
+    assert not any(_fills(in_lock_step(tiny("llama")), monkeypatch)), "no pass runs beside them"
 
 
 def _fills(model: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> list[int]:

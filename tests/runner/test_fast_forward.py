@@ -14,7 +14,7 @@ import pytest
 from tests.runner.conftest import Tiny
 from tests.runner.looped import Looped
 from tests.runner.paged.models import loaded, make, paged
-from tests.runner.test_lookahead import KINDS, ahead, assert_alike
+from tests.runner.test_lookahead import KINDS, ahead, assert_alike, in_lock_step
 from tests.runner.test_replay import Recorded, content, replay
 from tests.support.grammars import Grammars, byte_tokenizer, lark, regex, schema
 from tests.support.tiny import EOS, IM_END
@@ -169,7 +169,7 @@ def test_preempted_rows_go_on_and_a_log_of_calls_gives_the_same(
     tiny: Tiny, lookahead: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(block_budget, "EXPECTED_TOKENS", 1)
-    model = ahead(tiny("llama")) if lookahead else tiny("llama")
+    model = ahead(tiny("llama")) if lookahead else in_lock_step(tiny("llama"))
     some = [*some_requests(), *(request(f"long {i}", FORMS, i, max_tokens=90) for i in range(4))]
     some = [msgspec.structs.replace(one, prompt=one.prompt[:9]) for one in some]
     calm, _ = run(model, some)
@@ -185,7 +185,7 @@ def test_preempted_rows_go_on_and_a_log_of_calls_gives_the_same(
 
 
 def test_what_forced_tokens_left_in_the_cache_is_reused(tiny: Tiny) -> None:
-    for model in (tiny("llama"), ahead(tiny("llama"))):
+    for model in (in_lock_step(tiny("llama")), ahead(tiny("llama"))):
         loop, runner = run(model, [request("first", FORM, 0)])
         assert runner.forced("first")
         tokens = (*runner_prompt("first"), *loop.tokens("first"))

@@ -10,7 +10,7 @@ import pytest
 
 from tests.runner.conftest import Tiny
 from tests.runner.looped import Looped
-from tests.runner.test_lookahead import ahead, named, requests
+from tests.runner.test_lookahead import ahead, in_lock_step, named, requests
 from tests.support.capabilities import capabilities
 from treadle.core import block_budget
 from treadle.core.messages import Capabilities
@@ -89,7 +89,7 @@ def test_a_log_of_calls_gives_the_same_results_on_another_runner(
     """With prompts that are reused, preemption and cancels."""
     monkeypatch.setattr(block_budget, "EXPECTED_TOKENS", 1)
     model = named(tiny, name)
-    model = ahead(model) if lookahead else model
+    model = ahead(model) if lookahead else in_lock_step(model)
     dice, runner = random.Random(seed), Recorded(model)
     loop = Looped(runner, prefill_tokens=32)
     for one in requests(dice):

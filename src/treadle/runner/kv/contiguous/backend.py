@@ -27,7 +27,7 @@ from ..backend import Clock, LeastMemory, Live, WarmLimits, WarmPass
 from ..block_resources import places_to_keep
 from ..cache_layout import CacheLayout
 from ..cost import KvCost
-from ..lookahead import evaluation, lookahead
+from ..lookahead import evaluation
 from ..planned_attention import prefill_quantum, warm_passes
 from ..recurrent_group import ROW_SLOTS, TEST_SLOTS, RecurrentConfig, RecurrentGroup, RecurrentRow
 from ..slot_allocator import SlotTable
@@ -62,7 +62,7 @@ class ContiguousConfig:
     which takes `cost`, and cached prefixes. `selection` chooses what the model's head sees. `latent` says of each layer
     whether it holds latents, `chunked` whether its windows begin at multiples of their length (empty: none does).
     `recurrent` layers have slots for `max_running` sequences (0: a few). `layout` arranges the caches (None: one for
-    each window, in order).
+    each window, in order). `lookahead` is `KvBackend.lookahead`.
     """
 
     windows: Sequence[int]
@@ -77,6 +77,7 @@ class ContiguousConfig:
     recurrent: RecurrentConfig | None = None
     max_running: int = 0
     layout: CacheLayout | None = None
+    lookahead: int = 1
 
     name = "contiguous"
     fused = False
@@ -106,7 +107,7 @@ class ContiguousBackend:
 
     def __init__(self, config: ContiguousConfig, module: Any, live: Live) -> None:
         self.blocks = config.blocks
-        self.lookahead = lookahead(config.device)
+        self.lookahead = config.lookahead
         self.prefill_quantum = prefill_quantum(config.device)
         self._config = config
         self._live = live
