@@ -17,6 +17,7 @@ from .linear import LinearMakers
 from .linear_cpu import CpuLinearMakers
 from .mixtures import MixtureMakers
 from .replace import Makers, ReplacedLayers
+from .rotary_cpu import RotaryMakers
 
 
 class FasterLayers(ReplacedLayers):
@@ -38,7 +39,9 @@ class FasterLayers(ReplacedLayers):
     def _makers_for(self, device: str) -> Makers:
         if device == "cuda":
             return {**self._linear.makers, **self._experts.makers, **self._mixtures.makers}
-        return {**CpuLinearMakers().makers, **dense_experts.makers()} if device == "cpu" else {}
+        if device == "cpu":
+            return {**CpuLinearMakers().makers, **dense_experts.makers(), **RotaryMakers().makers}
+        return {}
 
     def restrict(self, modules: Sequence[Any] | None) -> None:
         super().restrict(modules)
