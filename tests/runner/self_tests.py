@@ -103,7 +103,7 @@ def runs_here(architecture: str, precision: str) -> bool:
 def contiguous(reference: Reference) -> ContiguousConfig:
     """The contiguous backend of the reference's model, tested. Raises Unsupported."""
     request = BackendRequest("cpu", None, 4, keep_prefixes=False)
-    return candidates.contiguous(reference, KvCost(1, 0), 0, request)
+    return candidates.contiguous(reference, KvCost(1, 0), 0, request, [])
 
 
 def faults(reference: Reference, config: ContiguousConfig, layers: Any = None) -> dict[str, str]:

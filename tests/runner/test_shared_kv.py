@@ -70,7 +70,7 @@ def reference(request: pytest.FixtureRequest) -> Reference:
 
 def test_buffers_of_sequences_hold_each_pair_once(reference: Reference) -> None:
     request = BackendRequest("cpu", None, 4, keep_prefixes=False)
-    config = candidates.contiguous(reference, KvCost(1, 0), 0, request)
+    config = candidates.contiguous(reference, KvCost(1, 0), 0, request, [])
     assert config.windows == [32, 0, 32, 0]
     assert reference.tested_tokens > 32
 

@@ -103,7 +103,7 @@ class ForwardPass:
         finally:
             FETCHED.clear()
             if self._selection is not None:
-                self._selection.rows = None
+                self._selection.rows, self._selection.narrowed = None, False
         if not count:
             return None
         logits = logits[:, -1, :]

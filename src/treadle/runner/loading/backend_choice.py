@@ -33,8 +33,8 @@ class BackendRequest:
 class Rejection(NamedTuple):
     """A better `backend` that was not chosen, and the reason, in words for an operator.
 
-    `backend` is "fused layers", "compiled passes", "paged", "contiguous" or "padded"; `failed` says whether its
-    self-test failed, where it should have served the model.
+    `backend` is "fused layers", "compiled passes", "narrowed last layer", "paged", "contiguous" or "padded"; `failed`
+    says whether its self-test failed, where it should have served the model.
     """
 
     backend: str

@@ -22,7 +22,7 @@ from ..kv.paged.kernels import Kernels
 from ..kv.paged.memory import LayerConfig
 from ..kv.paged.paged_pass import PAGE
 from ..layers.compiled_module import CompiledModule
-from ..mlxlm import MlxLm
+from ..mlxlm import MlxLm, narrow_last_layer
 from ..recurrent.kernels import NO_KERNEL, RecurrentKernels
 from ..recurrent.layer import Recurrences
 from .attention_shape import attention_shapes, latent_layers
@@ -34,8 +34,11 @@ from .routed_layers import known_attention, routed_layers
 _log = logging.getLogger(__name__)
 
 
-def contiguous(reference: Reference, cost: KvCost, budget: int, request: BackendRequest) -> ContiguousConfig:
-    """Buffers of each sequence's own, within `budget` bytes, tested with the reference's module."""
+def contiguous(
+    reference: Reference, cost: KvCost, budget: int, request: BackendRequest, rejected: list[Rejection]
+) -> ContiguousConfig:
+    """Buffers of each sequence's own, within `budget` bytes, tested with the reference's module. Its last layer is
+    narrowed; where that can't be, the reason is added to `rejected`."""
     library, module = reference.library, reference.module
     routed = routed_layers(library, module)
     with known_attention():
@@ -57,9 +60,15 @@ def contiguous(reference: Reference, cost: KvCost, budget: int, request: Backend
         routed.layout,
     )
     most = budget // max(1, cost.token_bytes) // 2
-    tested = replace(config, keep_prefixes=False, max_running=0)
-    _test_with_faster_layers(reference, tested, reference.trials(most))
-    return config
+    tested, trials = replace(config, keep_prefixes=False, max_running=0), reference.trials(most)
+    narrow_last_layer(module, config.selection)
+    try:
+        _test_with_faster_layers(reference, replace(tested, narrows=True), trials)
+    except SelfTestFailed as error:
+        _test_with_faster_layers(reference, tested, trials)
+        rejected.append(Rejection("narrowed last layer", str(error), failed=True))
+        return config
+    return replace(config, narrows=True)
 
 
 def paged(

@@ -111,7 +111,7 @@ class _Choosing:
 
     def contiguous(self) -> BackendChoice | None:
         request, cost, budget = self._request, self._found.kv, self._budget
-        make = partial(candidates.contiguous, self._found.reference, cost, budget, request)
+        make = partial(candidates.contiguous, self._found.reference, cost, budget, request, self.rejected)
         config = self._tried("contiguous", make)
         return None if config is None else BackendChoice(config, cost, budget)
 

@@ -24,7 +24,7 @@ from .reference import Reference
 
 _PAGED = (KernelName.DECODE_ATTENTION, KernelName.PREFILL_ATTENTION, KernelName.PAGE_WRITES)
 _FUSED = (KernelName.FUSED_LAYERS, KernelName.COMPILED_PASSES)
-_BACKENDS = ("fused layers", "paged", "contiguous", "padded")
+_BACKENDS = ("fused layers", "narrowed last layer", "paged", "contiguous", "padded")
 _ELSEWHERE = "for CUDA only"
 _TURNED_OFF = "turned off by `kernels`"
 _UNUSED = "this backend does not use it"
@@ -36,7 +36,7 @@ def compute_path(
     """The path of a model with the backend of `choice` on `device`. `own` are the states of kernels that are not of a
     KV backend; `reference` judged the backend."""
     config = choice.config
-    possible = _BACKENDS if device == "cuda" else _BACKENDS[2:]
+    possible = _BACKENDS if device == "cuda" else (_BACKENDS[1], *_BACKENDS[3:])
     known = {status.name: status for status in own}
     known |= {status.name: status for status in choice.layers if status.state is not KernelState.NOT_APPLICABLE}
     if device == "cuda" and policy is not KernelPolicy.OFF:

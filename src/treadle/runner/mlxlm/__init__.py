@@ -25,6 +25,7 @@ from .caches import (
 )
 from .fetched import FETCHED
 from .hooks import SelectingNorm, Selection, Window, keeping
+from .last_layer import LayerWritten, narrow_last_layer
 from .latent import identity
 from .library import MlxLm, connect
 from .recurrent import RecurrentState, defer_norms
@@ -32,6 +33,7 @@ from .recurrent import RecurrentState, defer_norms
 __all__ = [
     "FETCHED",
     "Caches",
+    "LayerWritten",
     "MlxLm",
     "RecurrentState",
     "SelectingNorm",
@@ -49,6 +51,7 @@ __all__ = [
     "keeping",
     "kv_bytes",
     "merge",
+    "narrow_last_layer",
     "shallow_copies",
     "states",
     "trim",

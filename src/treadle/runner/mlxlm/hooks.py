@@ -34,9 +34,11 @@ class Window:
 @dataclass
 class Selection:
     """The tokens of a pass, (T, 1, D) or (1, T, D), that reach the model's head: those at `rows`, or all. With `keep`,
-    the hidden states (n, D) of n tokens are kept in `states`, one array for each time the norm was computed."""
+    the hidden states (n, D) of n tokens are kept in `states`, one array for each time the norm was computed. `narrowed`
+    says that the last layer has computed the selected tokens alone."""
 
     rows: Any | None = None
+    narrowed: bool = False
     keep: Any | None = None
     states: list[Any] = field(default_factory=list)
 
@@ -82,7 +84,7 @@ class SelectingNorm(nn.Module):  # type: ignore[misc]
         x, rows = self.norm(x), self._selection.rows
         if self._selection.keep is not None:
             self._selection.states.append(x.reshape(-1, x.shape[-1])[self._selection.keep])
-        if rows is None:
+        if rows is None or self._selection.narrowed:
             return x
         return x[rows] if x.shape[1] == 1 else x[:, rows]
 

@@ -62,7 +62,8 @@ class ContiguousConfig:
     which takes `cost`, and cached prefixes. `selection` chooses what the model's head sees. `latent` says of each layer
     whether it holds latents, `chunked` whether its windows begin at multiples of their length (empty: none does).
     `recurrent` layers have slots for `max_running` sequences (0: a few). `layout` arranges the caches (None: one for
-    each window, in order). `lookahead` is `KvBackend.lookahead`.
+    each window, in order). With `narrows` the last layer computes only the tokens that reach the head. `lookahead` is
+    `KvBackend.lookahead`.
     """
 
     windows: Sequence[int]
@@ -77,6 +78,7 @@ class ContiguousConfig:
     recurrent: RecurrentConfig | None = None
     max_running: int = 0
     layout: CacheLayout | None = None
+    narrows: bool = False
     lookahead: int = 1
 
     name = "contiguous"
@@ -269,12 +271,22 @@ class ContiguousBackend:
         self._step.singles = [one for one in placed if one.count == 1]
         self._step.longer = [one for one in placed if one.count > 1]
         self._step.positions = mx.array(batch.positions)
+        self._narrow(batch, placed)
         if self._recurrent is not None:
             rows = [segment.sequence.kv.slots for segment in batch.segments]
             self._recurrent.put(*map(mx.array, self._recurrent.begin(batch, rows)))
         for one in placed:  # a pass that is computed again writes over its first results
             for buffer in one.buffers:
                 buffer.cut(one.end - one.count)
+
+    def _narrow(self, batch: RaggedBatch, placed: Sequence[PlacedSegment]) -> None:
+        """Note the tokens that reach the head: at most one of each segment, where the last layer may be narrowed."""
+        self._step.wanted = None
+        wants = [segment.wants for segment in batch.segments]
+        if self._config.narrows and max(wants) == 1 and sum(wants) < batch.count:
+            wanted = [one for one, wants_it in zip(placed, wants, strict=True) if wants_it]
+            self._step.wanted = [PlacedSegment(i, 1, one.end, one.buffers) for i, one in enumerate(wanted)]
+            self._step.ends = mx.array([one.end - 1 for one in wanted], mx.int32)
 
     # Prefixes ----------------------------------------------------------------------------------------------------
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 import mlx.core as mx
 
-from ...mlxlm import FETCHED, Window, identity
+from ...mlxlm import FETCHED, LayerWritten, Window, identity
 from .buffer import Buffer
 
 
@@ -26,15 +27,47 @@ class PlacedSegment:
 @dataclass
 class ContiguousPass:
     """A step's data that all layers share: segments of one token, longer ones behind them, the tokens' positions
-    (T,)."""
+    (T,). `wanted` are the tokens that reach the head, as segments of one token, where these are fewer than all and the
+    last layer may compute them alone, at the positions `ends`."""
 
     singles: Sequence[PlacedSegment] = ()
     longer: Sequence[PlacedSegment] = ()
     positions: Any = None
+    wanted: Sequence[PlacedSegment] | None = None
+    ends: Any = None
+    writes: bool = True
+    attends: bool = True
 
     def clear(self) -> None:
         """Keep no sequence that leaves."""
         self.singles = self.longer = ()
+        self.wanted = None
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Let layers take keys and values inside the block, and raise LayerWritten instead of attending."""
+        self.attends = False
+        try:
+            yield
+        finally:
+            self.attends = True
+
+    @contextmanager
+    def narrowed(self) -> Iterator[None]:
+        """Let layers attend for the `wanted` tokens alone inside the block, and take no keys and values."""
+        assert self.wanted is not None
+        before = self.singles, self.longer, self.positions
+        self.singles, self.longer, self.positions, self.writes = self.wanted, (), self.ends, False
+        try:
+            yield
+        finally:
+            self.singles, self.longer, self.positions = before
+            self.writes = True
+
+    def check_attends(self) -> None:
+        """Raise LayerWritten where nothing is to be attended to."""
+        if not self.attends:
+            raise LayerWritten
 
 
 class ContiguousLayer:
@@ -60,6 +93,11 @@ class ContiguousLayer:
         self._latent = latent
 
     @property
+    def narrows(self) -> bool:
+        """Whether the layer may compute the tokens that reach the head alone, inside of `narrowed`."""
+        return self._step.wanted is not None
+
+    @property
     def offset(self) -> Any:
         """Positions (T,) of the batch's tokens."""
         return self._step.positions
@@ -70,6 +108,11 @@ class ContiguousLayer:
 
     def update_and_fetch(self, keys: Any, values: Any) -> tuple[Any, Any]:
         """Append each sequence's part of `keys` and `values` (T, kv heads, 1, D) to its buffers."""
+        if self._step.writes:
+            self._append(keys, values)
+        return FETCHED.put(self, keys, identity(values.shape[-1], values.dtype) if self._latent else values)
+
+    def _append(self, keys: Any, values: Any) -> None:
         count = len(self._step.singles)
         for segment, own_keys, own_values in zip(
             self._step.singles, _rows(keys, count), _rows(values, count), strict=True
@@ -77,7 +120,6 @@ class ContiguousLayer:
             self._buffer(segment).append(own_keys, own_values)
         for segment in self._step.longer:
             self._buffer(segment).append(_part_of(keys, segment), _part_of(values, segment))
-        return FETCHED.put(self, keys, identity(values.shape[-1], values.dtype) if self._latent else values)
 
     def keys_and_values(self) -> tuple[Any, Any]:
         """Return the pass's keys and values, for a layer that shares them."""
@@ -96,6 +138,7 @@ class ContiguousLayer:
     ) -> Any:
         """Causal attention (T, query heads, 1, DV) of `queries` (T, query heads, 1, D), each token over its own
         sequence. `keys` and `values` are what `update_and_fetch` returned: the self-test checks that."""
+        self._step.check_attends()
         window = min(filter(None, (window, self._window)), default=0)
         parts = self._attend_singles(queries, scale, window, sinks, softcap)
         for segment in self._longer():
@@ -143,6 +186,7 @@ class ContiguousLayer:
     def attend_latent(self, queries: Any, rotated: Any, latents: Any, scale: float) -> Any:
         """Causal attention (T, query heads, 1, DV) over latents, which `update_and_fetch` got, of absorbed `queries`
         and their `rotated` parts, which are scaled already."""
+        self._step.check_attends()
         queries, singles = queries * scale, self._step.singles
         parts = [
             _attend_to_latents(own, own_rotated, *self._seen(segment, 0))
@@ -173,6 +217,7 @@ class ContiguousLayer:
     ) -> Any:
         """Attention as by `attend`, or with `rotated` as by `attend_latent`, over the tokens that are `chosen`, as
         `choices` returns them."""
+        self._step.check_attends()
         parts = []
         for segment, choice in zip(self._segments, chosen, strict=True):
             keys, values = self._seen(segment, 0)
@@ -183,6 +228,12 @@ class ContiguousLayer:
             out = _attend_to_chosen(own, keys, values, choice)
             parts.append(out[0].transpose(1, 0, 2)[:, :, None])
         return parts[0] if len(parts) == 1 else mx.concatenate(parts)
+
+    def writing(self) -> AbstractContextManager[None]:
+        return self._step.writing()
+
+    def narrowed(self) -> AbstractContextManager[None]:
+        return self._step.narrowed()
 
     @property
     def _segments(self) -> list[PlacedSegment]:
