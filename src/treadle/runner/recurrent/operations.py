@@ -25,13 +25,17 @@ class RecurrentOperations:
 
     def convolve(self, x: Any, weight: Any, bias: Any | None, pool: SlotArrays, step: RecurrentPass) -> Any:
         """Causal convolution (T, 1, C) of `x` of that shape by `weight` (C, width, 1) and `bias` (C,)."""
-        kept = int(weight.shape[1]) - 1
+        kept, taps = int(weight.shape[1]) - 1, weight.transpose(2, 1, 0)
 
-        def run(x: Any, state: Any) -> _Result:
+        def one(x: Any, state: Any) -> _Result:
             both = mx.concatenate([state, x], axis=1)
-            return _depthwise(both, weight), both[:, both.shape[1] - kept :]
+            return (both * taps).sum(axis=1, keepdims=True), both[:, 1:]
 
-        out = _each(step, pool, [x], run, run)
+        def several(x: Any, state: Any) -> _Result:
+            both = mx.concatenate([state, x], axis=1)
+            return _depthwise(both, taps), both[:, both.shape[1] - kept :]
+
+        out = _each(step, pool, [x], one, several)
         return out if bias is None else out + bias
 
     def mix(self, x: Any, mixing: Mixing, pools: Sequence[SlotArrays], step: RecurrentPass) -> Any:
@@ -174,13 +178,12 @@ def _columns(array: Any, v: Any) -> Any:
     return array[..., None]
 
 
-def _depthwise(x: Any, weight: Any) -> Any:
-    """Convolution of each channel of `x` (n, length, C) by `weight` (C, width, 1), as sums of shifted products: MLX's
-    own computes each channel by itself on a CPU."""
-    width = int(weight.shape[1])
+def _depthwise(x: Any, taps: Any) -> Any:
+    """Convolution of each channel of `x` (n, length, C) by `taps` (1, width, C), as sums of shifted products: MLX's own
+    computes each channel by itself on a CPU."""
+    width = int(taps.shape[1])
     length = x.shape[1] - width + 1
-    taps = weight[:, :, 0].T
-    out = x[:, :length] * taps[0]
+    out = x[:, :length] * taps[:, :1]
     for i in range(1, width):
-        out = out + x[:, i : i + length] * taps[i]
+        out = out + x[:, i : i + length] * taps[:, i : i + 1]
     return out

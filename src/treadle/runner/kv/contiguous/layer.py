@@ -149,13 +149,18 @@ class ContiguousLayer:
         seen = [self._seen(segment, window) for segment in self._step.singles]
         if not seen:
             return []
-        if not softcap and (not self._matmuls or sinks is not None):
+        if not softcap and not self._matmuls:
             rows = _rows(queries, len(seen))
             return [_fused(own, *kv, scale=scale, sinks=sinks) for own, kv in zip(rows, seen, strict=True)]
         # The queries of one kv head are as good as a longer query that sees everything.
         count, heads = len(seen), seen[0][0].shape[1]
         grouped = (queries[:count] * scale).reshape(count, heads, -1, queries.shape[-1])
-        parts = [_attend_by_matmuls(own, *kv, softcap) for own, kv in zip(_rows(grouped, count), seen, strict=True)]
+        if sinks is not None:
+            sinks = sinks.reshape(1, heads, -1, 1).astype(grouped.dtype)
+        parts = [
+            _attend_by_matmuls(own, *kv, softcap, sinks=sinks)
+            for own, kv in zip(_rows(grouped, count), seen, strict=True)
+        ]
         out = parts[0] if count == 1 else mx.concatenate(parts)
         return [out.reshape(count, -1, 1, out.shape[-1])]
 
@@ -254,14 +259,19 @@ class ContiguousLayer:
 _fused = mx.fast.scaled_dot_product_attention
 
 
-def _attend_by_matmuls(queries: Any, keys: Any, values: Any, softcap: float, mask: Any | None = None) -> Any:
-    """Attention of scaled queries, with scores that are capped (0: not)."""
+def _attend_by_matmuls(
+    queries: Any, keys: Any, values: Any, softcap: float, mask: Any | None = None, sinks: Any | None = None
+) -> Any:
+    """Attention of scaled queries, with scores that are capped (0: not), and with `sinks` (1, kv heads, n, 1), the
+    scores of a token without a value."""
     scores = queries @ keys.swapaxes(-1, -2)
     if softcap:
         scores = mx.tanh(scores / softcap) * softcap
     if mask is not None:
         scores = mx.where(mask, scores, mx.array(mx.finfo(scores.dtype).min, scores.dtype))
-    return mx.softmax(scores, axis=-1, precise=True) @ values
+    if sinks is None:
+        return mx.softmax(scores, axis=-1, precise=True) @ values
+    return mx.softmax(mx.concatenate([sinks, scores], axis=-1), axis=-1, precise=True)[..., 1:] @ values
 
 
 def _attend_to_latents(queries: Any, rotated: Any, latents: Any, rotated_keys: Any) -> Any:
