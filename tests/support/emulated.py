@@ -37,11 +37,12 @@ Bytes = npt.NDArray[np.uint8]
 
 _MAX_DIMENSIONS = 8
 _READ, _CHANGED, _MADE = range(3)
-_FLAGS = (
-    "-std=c++20 -Og -w -fPIC -fvisibility=hidden -fno-gnu-unique -fno-strict-aliasing -U_FORTIFY_SOURCE "
-    "-ftrivial-auto-var-init=pattern -fno-exceptions -fsanitize=alignment"
+_COMMON = (
+    "-std=c++20 -w -pipe -fPIC -fvisibility=hidden -fno-gnu-unique -fno-strict-aliasing -U_FORTIFY_SOURCE "
+    "-fno-exceptions"
 )
-_LIBRARIES = ["-nodefaultlibs", "-lstdc++", "-lm", "-lc", "-lgcc"]  # the sanitizer's callbacks are in the header
+_FLAGS = f"{_COMMON} -Og -ftrivial-auto-var-init=pattern -fsanitize=alignment"
+_LIBRARIES = ["-nodefaultlibs", "-lgcc"]  # libc and libm are the interpreter's, the sanitizer's callbacks the header's
 _HEADER = Path(__file__).with_name("emulated.h")
 _TYPES = {
     mx.bfloat16: "__nv_bfloat16",
@@ -88,7 +89,7 @@ def compiler() -> str:
 
 @cache
 def _folder() -> Path:
-    """Return the folder of compiled files, removed when the process ends, with the headers compiled already."""
+    """Return the folder of compiled files, removed when the process ends, with what kernels share compiled already."""
     options = [compiler(), *_FLAGS.split(), "-x"]
     result = subprocess.run([*options, "c++", "-c", os.devnull, "-o", os.devnull], capture_output=True, text=True)
     if result.returncode:
@@ -96,6 +97,8 @@ def _folder() -> Path:
     folder = Path(tempfile.mkdtemp(prefix="treadle-emulated-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     _called(*options, "c++-header", str(_HEADER), "-o", str(folder / f"{_HEADER.name}.gch"))
+    common = str(_HEADER.with_suffix(".cc"))
+    _called(compiler(), *_COMMON.split(), "-O2", "-c", common, "-o", str(folder / "common.o"))
     return folder
 
 
@@ -104,9 +107,8 @@ def _compiled(text: str) -> Callable[..., Any]:
     source = _folder() / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.cc"
     source.write_text(text, encoding="utf-8")
     library = source.with_suffix(".so")
-    _called(
-        compiler(), *_FLAGS.split(), "-I", str(_HEADER.parent), "-shared", str(source), *_LIBRARIES, "-o", str(library)
-    )
+    own = [str(source), str(source.with_name("common.o")), *_LIBRARIES, "-o", str(library)]
+    _called(compiler(), *_FLAGS.split(), "-I", str(_HEADER.parent), "-shared", *own)
     run: Any = ctypes.CDLL(str(library)).run
     run.restype = ctypes.c_char_p
     return run

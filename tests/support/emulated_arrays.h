@@ -1,8 +1,6 @@
 // The arrays that a kernel is given: copies of the host's, whose ends are the ends of their pages, so that whoever goes
 // beyond meets no memory. Before them is 0xff, and in outputs too.
 #pragma once
-#include <stdlib.h>
-
 #include "emulated_block.h"
 
 namespace emulated {
@@ -14,7 +12,7 @@ enum Use { READ, CHANGED, MADE };
 struct Mapping { void* host; size_t size; Use use; unsigned char *pages, *first; size_t paged; };
 inline Mapping mappings[MOST_ARRAYS];
 
-inline void map(int i, void* host, size_t size, Use use, const char* name) {
+ONCE void map(int i, void* host, size_t size, Use use, const char* name) {
   Mapping& own = mappings[i];
   own = {host, size, use, nullptr, nullptr, 0};
   for (int j = 0; j < i; ++j)
@@ -35,7 +33,7 @@ inline void map(int i, void* host, size_t size, Use use, const char* name) {
 }
 
 // What is wrong with what is beside an array, or in it; null if nothing.
-inline const char* wrong(const Mapping& own, const char* name) {
+ONCE const char* wrong(const Mapping& own, const char* name) {
   const unsigned char *from = own.pages + PAGE, *to = from + own.paged, *end = own.first + own.size;
   for (const unsigned char* at = own.first; --at >= from;)
     if (*at != 0xff) return snprintf(message, sizeof message, "written %td bytes before %s", own.first - at, name), message;
@@ -47,7 +45,7 @@ inline const char* wrong(const Mapping& own, const char* name) {
 }
 
 // As `launch`, with arrays of the host.
-inline const char* launch_with(void* const* hosts, const size_t* sizes, const int* uses, const char* const* names, int count,
+ONCE const char* launch_with(void* const* hosts, const size_t* sizes, const int* uses, const char* const* names, int count,
                                void (*kernel)(), unsigned width, unsigned height, unsigned size, size_t shared, unsigned seed) {
   if (count > MOST_ARRAYS) return "too many arrays";
   known_arrays = count;

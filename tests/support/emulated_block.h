@@ -8,10 +8,20 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/time.h>
 #include <ucontext.h>
+
+// What `emulated.cc` compiles once for all kernels: functions, and instances of templates.
+#ifdef EMULATED_ONCE
+#define ONCE
+#define ONCE_TEMPLATE template
+#else
+#define ONCE extern inline __attribute__((gnu_inline))
+#define ONCE_TEMPLATE extern template
+#endif
 
 namespace emulated {
 
@@ -71,7 +81,7 @@ struct Range { const unsigned char *from, *to; const char* name; };
 inline Range arrays[MOST_ARRAYS];
 inline int known_arrays;
 
-[[noreturn]] inline void fail(const char* format, ...) {
+[[noreturn]] ONCE void fail(const char* format, ...) {
   char why[600];
   va_list rest;
   va_start(rest, format);
@@ -89,7 +99,7 @@ inline uint64_t rolled() {  // splitmix64
   return z ^ z >> 31;
 }
 
-inline void shuffle(int* some, int size) {
+ONCE void shuffle(int* some, int size) {
   for (int i = size - 1; i > 0; --i) {
     const int other = rolled() % (i + 1), kept = some[i];
     some[i] = some[other];
@@ -97,7 +107,7 @@ inline void shuffle(int* some, int size) {
   }
 }
 
-[[noreturn]] inline void deadlock() {
+[[noreturn]] ONCE void deadlock() {
   int at_block = 0, at_warp = 0;
   const char* what = "";
   for (int i = 0; i < count; ++i) {
@@ -107,7 +117,7 @@ inline void shuffle(int* some, int size) {
   fail("nobody can go on: %d threads wait in __syncthreads, %d for their warp %s%s", at_block, at_warp, at_warp ? "in " : "", what);
 }
 
-[[gnu::noinline]] inline void go_to(Thread* next) {
+[[gnu::noinline]] ONCE void go_to(Thread* next) {
   if (next == self || _setjmp(self->at)) return;
   self = next;
   if (next->started) _longjmp(next->at, 1);
@@ -115,7 +125,7 @@ inline void shuffle(int* some, int size) {
   setcontext(&next->begin);
 }
 
-inline Thread* next_ready() {  // of the same warp if possible; at times any, where the order is shuffled
+ONCE Thread* next_ready() {  // of the same warp if possible; at times any, where the order is shuffled
   const int here = shuffling && rolled() % 16 == 0 ? rolled() % count : place_of[self - threads], first = here / 32 * 32;
   for (int i = 1; i <= 32; ++i) {
     const int place = first + (here - first + i) % 32;
@@ -128,7 +138,7 @@ inline Thread* next_ready() {  // of the same warp if possible; at times any, wh
   return nullptr;
 }
 
-inline void wait() {
+ONCE void wait() {
   while (self->state != State::READY) {
     Thread* next = next_ready();
     if (!next) deadlock();
@@ -136,7 +146,7 @@ inline void wait() {
   }
 }
 
-inline void meet_in_warp(int warp) {  // once all of it are there
+ONCE void meet_in_warp(int warp) {  // once all of it are there
   Warp& own = warps[warp];
   if (!own.waiting || own.waiting < own.alive) return;
   void* payloads[32] = {};
@@ -154,7 +164,7 @@ inline void meet_in_warp(int warp) {  // once all of it are there
   own.waiting = 0;
 }
 
-inline void meet_in_block() {
+ONCE void meet_in_block() {
   if (!waiting || waiting < alive) return;
   for (int i = 0; i < count; ++i)
     if (threads[i].state == State::AT_BLOCK) threads[i].state = State::READY;
@@ -162,7 +172,7 @@ inline void meet_in_block() {
 }
 
 // An instruction of the whole warp.
-inline void together(const char* what, void* payload, All all) {
+ONCE void together(const char* what, void* payload, All all) {
   const int warp = (self - threads) / 32;
   self->what = what;
   self->payload = payload;
@@ -174,7 +184,7 @@ inline void together(const char* what, void* payload, All all) {
 }
 
 // What was waited for is there for all with the barrier after that. (CUDA: for the thread itself at once.)
-inline void arrive() {
+ONCE void arrive() {
   for (; self->first_copy < self->waited_copy; ++self->first_copy) {
     const Copy& copy = self->copies[self->first_copy % MOST_COPIES];
     memset(arena + copy.to, 0, 16);
@@ -182,7 +192,7 @@ inline void arrive() {
   }
 }
 
-inline void sync_block() {
+ONCE void sync_block() {
   arrive();
   self->state = State::AT_BLOCK;
   ++waiting;
@@ -190,7 +200,7 @@ inline void sync_block() {
   wait();
 }
 
-inline void live() {  // a fiber's life, block after block
+ONCE void live() {  // a fiber's life, block after block
   for (;;) {
     body();
     const int warp = (self - threads) / 32;
@@ -215,7 +225,7 @@ inline unsigned char* dynamic(size_t alignment) {
   return arena + memory_start;
 }
 
-inline void variable(void* at, size_t size) {  // of shared memory: garbage where a block first comes to it
+ONCE void variable(void* at, size_t size) {  // of shared memory: garbage where a block first comes to it
   for (int i = 0; i < known_variables; ++i)
     if (variables[i].at == at) return;
   if (known_variables == 16) fail("too many variables in shared memory");
@@ -226,7 +236,7 @@ inline void variable(void* at, size_t size) {  // of shared memory: garbage wher
   memset(at, 0xff, size);
 }
 
-inline void check_guards() {
+ONCE void check_guards() {
   if (!memory_start) return;
   for (size_t i = 0; i < GUARD; ++i) {
     if (arena[memory_start - 1 - i] != 0xff) fail("something was written %zu bytes before shared memory", i + 1);
@@ -234,7 +244,7 @@ inline void check_guards() {
   }
 }
 
-inline void run_block() {
+ONCE void run_block() {
   memset(arena, 0xff, memory_size + 4 * GUARD);
   memory_start = static_size = 0;
   known_variables = 0;
@@ -253,7 +263,7 @@ inline void run_block() {
   }
 }
 
-inline void arrange() {  // the order in which threads come to run: warps, and lanes of each
+ONCE void arrange() {  // the order in which threads come to run: warps, and lanes of each
   int turns[MOST_THREADS / 32], lanes[32], at = 0;
   const int whole = count / 32;
   for (int i = 0; i < whole; ++i) turns[i] = i;
@@ -267,7 +277,7 @@ inline void arrange() {  // the order in which threads come to run: warps, and l
   for (int i = 0; i < count; ++i) place_of[order[i]] = i;
 }
 
-inline void signalled(int number, siginfo_t* signal, void*) {
+ONCE void signalled(int number, siginfo_t* signal, void*) {
   if (number == SIGVTALRM) fail("it ran for a minute");
   if (number == SIGFPE) fail("a division by zero");
   const auto* at = static_cast<const unsigned char*>(signal->si_addr);
@@ -297,7 +307,7 @@ struct Signals {  // for as long as it lives
   }
 };
 
-inline void begin_threads(unsigned size) {
+ONCE void begin_threads(unsigned size) {
   static unsigned char* stacks = nullptr;
   if (!stacks)
     stacks = static_cast<unsigned char*>(mmap(nullptr, MOST_THREADS * STACK, PROT_READ | PROT_WRITE,
@@ -316,7 +326,7 @@ inline void begin_threads(unsigned size) {
 }
 
 // Runs all blocks, one after the other: in their order, or in one that the seed says. What went wrong, or null.
-inline const char* launch(void (*kernel)(), unsigned width, unsigned height, unsigned size, size_t shared, unsigned seed) {
+ONCE const char* launch(void (*kernel)(), unsigned width, unsigned height, unsigned size, size_t shared, unsigned seed) {
   if (size > MOST_THREADS || shared > LARGEST) return "a block is too large";
   const Signals signals;
   self = nullptr;
@@ -329,7 +339,7 @@ inline const char* launch(void (*kernel)(), unsigned width, unsigned height, uns
   shuffling = seed != 0;
   begin_threads(size);
   const int all = width * height;
-  int* const turns = new int[all];
+  int* const turns = static_cast<int*>(malloc(all * sizeof(int)));
   for (int i = 0; i < all; ++i) turns[i] = i;
   if (shuffling) shuffle(turns, all);
   // `at` is kept in memory, as jumps come back here.
@@ -340,7 +350,7 @@ inline const char* launch(void (*kernel)(), unsigned width, unsigned height, uns
     self = nullptr;
     if (!message[0] && !_setjmp(home)) check_guards();
   }
-  delete[] turns;
+  free(turns);
   return message[0] ? message : nullptr;
 }
 

@@ -19,7 +19,7 @@ inline float real(const float& v) { return v; }
 template <typename T>
 inline const void* far(T* v) { return v; }
 
-inline unsigned char* shared_at(unsigned address, const char* what) {
+ONCE unsigned char* shared_at(unsigned address, const char* what) {
   if (address % 16) fail("%s at the shared address %u, which is no multiple of 16", what, address);
   if (address < memory_start || address + 16 > memory_start + memory_size)
     fail("%s %ld bytes from the beginning of %zu bytes of shared memory", what, long(address) - long(memory_start), memory_size);
@@ -27,7 +27,7 @@ inline unsigned char* shared_at(unsigned address, const char* what) {
 }
 
 // A copy comes as late as it may: with the barrier after the wait for its group. Until then there is garbage.
-inline void copy_async(unsigned to, const void* from, unsigned bytes = 16) {
+ONCE void copy_async(unsigned to, const void* from, unsigned bytes = 16) {
   const auto* first = static_cast<const unsigned char*>(from);
   memset(shared_at(to, "cp.async"), 0xff, 16);
   if (uintptr_t(from) % 16) fail("cp.async from %p, which is no multiple of 16", from);
@@ -41,7 +41,7 @@ inline void copy_async_off(unsigned to, const void* from, unsigned bytes, unsign
   copy_async(to + to_by, static_cast<const unsigned char*>(from) + from_by, bytes);
 }
 inline void commit_group() { ++self->groups; }
-inline void wait_group(int left) {
+ONCE void wait_group(int left) {
   long& at = self->waited_copy;
   while (at < self->last_copy && self->copies[at % MOST_COPIES].group < self->groups - left) ++at;
 }
@@ -78,6 +78,8 @@ inline void load_rows(void* const* lanes) {
     }
   }
 }
+ONCE_TEMPLATE void load_rows<false>(void* const*);
+ONCE_TEMPLATE void load_rows<true>(void* const*);
 template <bool TRANSPOSED>
 inline void ldmatrix(unsigned& a, unsigned& b, unsigned& c, unsigned& d, unsigned address) {
   Matrices mine = {address, {}};
@@ -85,7 +87,7 @@ inline void ldmatrix(unsigned& a, unsigned& b, unsigned& c, unsigned& d, unsigne
   a = mine.got[0], b = mine.got[1], c = mine.got[2], d = mine.got[3];
 }
 
-inline void movmatrix(unsigned& d, unsigned a) {
+ONCE void movmatrix(unsigned& d, unsigned a) {
   struct Both { unsigned own, got; } mine = {a, 0};
   together("movmatrix", &mine, [](void* const* lanes) {
     for (int i = 0; i < 32; ++i) {
@@ -143,7 +145,9 @@ inline void multiply_16(void* const* lanes) {
   }
   add_product<16>(lanes, a, b);
 }
-inline void multiply_8(void* const* lanes) {
+ONCE_TEMPLATE void multiply_16<wide_bf16>(void* const*);
+ONCE_TEMPLATE void multiply_16<wide_f16>(void* const*);
+ONCE void multiply_8(void* const* lanes) {
   float a[16][8], b[8][8];
   for (int i = 0; i < 32; ++i) {
     const Product& own = of<Product>(lanes, i);
@@ -154,7 +158,7 @@ inline void multiply_8(void* const* lanes) {
   add_product<8>(lanes, a, b);
 }
 
-inline void multiply(const char* what, All all, float& d0, float& d1, float& d2, float& d3, unsigned a0, unsigned a1,
+ONCE void multiply(const char* what, All all, float& d0, float& d1, float& d2, float& d3, unsigned a0, unsigned a1,
                      unsigned a2, unsigned a3, unsigned b0, unsigned b1) {
   Product mine = {{a0, a1, a2, a3}, {b0, b1}, {d0, d1, d2, d3}};
   together(what, &mine, all);
