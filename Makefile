@@ -106,7 +106,7 @@ shell: ready
 	@exec env PATH="$(CURDIR)/$(BIN):$$PATH" VIRTUAL_ENV="$(CURDIR)/$(VENV)" "$${SHELL:-/bin/sh}"
 
 test: dev clients
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 coverage: dev
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile tests/core tests/engine tests/cache --cov=treadle.core --cov=treadle.engine --cov=treadle.cache --cov-branch --cov-report=term:skip-covered --cov-fail-under=100
