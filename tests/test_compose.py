@@ -107,16 +107,21 @@ def test_the_vocabulary_is_read_beside_the_weights(tmp_path: Path, monkeypatch: 
     assert tokenizer.is_special_token(3)
 
 
-def test_an_engine_process_imports_no_pytorch(tmp_path: Path) -> None:
-    """transformers, which mlx-lm imports, would import it."""
-    (tmp_path / "torch.py").write_text("raise SystemExit('torch was imported')")
+def test_an_engine_process_imports_neither_transformers_nor_pytorch(tmp_path: Path) -> None:
+    """mlx-lm imports the first for its tokenizers, and that the second. What is not loaded can't be used."""
+    for name in ("torch", "transformers"):
+        (tmp_path / f"{name}.py").write_text(f"raise SystemExit('{name} was imported')")
     information = tmp_path / "torch-2.9.0.dist-info"
     information.mkdir()
     (information / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 2.9.0\n")
     spec = owner_spec(Settings(**GIVEN), ModelFolder(tmp_path, "m", Source.FOLDER, {}))
     program = (
         "import json, sys; from treadle.compose.owner import owner_of; owner_of(json.loads(sys.argv[1]));"
-        "from treadle.runner.mlxlm import connect; connect()"
+        "from treadle.runner.mlxlm import connect; connect();"
+        "from mlx_lm.tokenizer_utils import load\n"
+        "try: load(__import__('pathlib').Path('.'))\n"
+        "except AttributeError as error: assert 'from_pretrained' in str(error), error\n"
+        "else: raise SystemExit('a tokenizer was made of nothing')"
     )
     command = [sys.executable, "-c", program, msgspec.json.encode(spec).decode()]
     path = os.pathsep.join([str(tmp_path), *sys.path])

@@ -22,6 +22,7 @@ from typing import Any
 
 import msgspec
 
+from ..compose.unused_packages import hide_unused_packages
 from ..engine.process import describe_exit
 from ..environment import without_secrets
 from ..errors import ModelError, TreadleError, spell
@@ -136,6 +137,7 @@ def _last_line(err: bytes) -> str:
 def main(argv: Sequence[str]) -> int:
     """Compute and print the parts of the request in `argv`."""
     request = msgspec.json.decode(argv[0], type=ProbeRequest)
+    hide_unused_packages()
     output = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # keep the output of libraries out of the result
     known: dict[str, Any] = {}

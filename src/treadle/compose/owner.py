@@ -14,6 +14,7 @@ from ..config import Settings
 from ..core.compute_path import KernelPolicy
 from ..engine.owner import OwnerLimits
 from ..errors import spelled
+from .unused_packages import hide_unused_packages
 
 if TYPE_CHECKING:
     from ..grammar.vocabulary import VocabularyThread
@@ -64,7 +65,7 @@ def owner_of(arguments: Mapping[str, Any]) -> tuple[RunnerFactory, OwnerLimits]:
 
     spec = msgspec.convert(arguments, OwnerSpec)
     configure(spec.log_level, sys.stderr, spec.log_format)
-    _hide_torch()
+    hide_unused_packages()
     factory = runner_factory(spec)
 
     def build(progress: Progress) -> Runner:
@@ -73,12 +74,6 @@ def owner_of(arguments: Mapping[str, Any]) -> tuple[RunnerFactory, OwnerLimits]:
         return runner
 
     return build, spec.limits
-
-
-def _hide_torch() -> None:
-    """Keep this process from importing PyTorch. mlx-lm imports transformers, which imports it wherever it is installed:
-    seconds of each start, and hundreds of megabytes, for nothing that is used."""
-    sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
 
 
 def runner_factory(spec: OwnerSpec) -> RunnerFactory:
