@@ -35,7 +35,6 @@ PARTS: dict[str, tuple[int, tuple[str, ...]]] = {
     "families-kv8": (200, ("families.py", "--bits", "16", "--kv-bits", "8", "--family", "llama3", "qwen3", "gemma3")),
     "families-steps": (900, ("families_steps.py", "--jobs", "7", "--json", "{out}/families-steps.json")),
     "whole-models": (600, ("whole_models.py", "{out}")),
-    "families-steps": (900, ("families_steps.py", "--json", "{out}/families-steps.json")),
     "start": (900, ("start.py", "--json", "{out}/start.json")),
     "8B": (150, (*STEPS, "--shape", "8B")),
     "8B-int4": (240, (*STEPS, "--shape", "8B", "--bits", "4")),
