@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partialmethod
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from tests.support.asgi import Client
 from treadle.core.messages import Submit
 from treadle.engine.quarantine import Quarantine, quarantined
 from treadle.fronts.auth_throttle import MOST_WRONG
+from treadle.fronts.authentication import Authenticator
 from treadle.keys import ALL, Key, KeyLimits, digest
 from treadle.keys.file import add
 
@@ -283,7 +285,9 @@ async def test_tokens_that_a_client_left_unread_are_charged(mixed: Path) -> None
 
 
 @in_loop
-async def test_guessing_keys_is_slowed_and_told(keys: Path) -> None:
+async def test_guessing_keys_is_slowed_and_told(keys: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    at_once = partialmethod(Authenticator.__init__, clock=lambda: 1000.0)  # however slow this machine is
+    monkeypatch.setattr(Authenticator, "__init__", at_once)
     async with front(api_keys=keys, host="0.0.0.0") as f:
         for i in range(MOST_WRONG):
             assert (await asks(f, "GET", "/v1/models", key(f"wrong{i}"), peer=THERE)).status == 401
