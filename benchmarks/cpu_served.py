@@ -35,7 +35,8 @@ def make_model(folder: Path, family: str, size: str) -> None:
     made = json.loads((folder / "config.json").read_text())
     tokens = {name: value for name, value in made.items() if name.endswith("_token_id")}
     write_model(folder, {**configuration(family, size), **tokens})
-    weights = dict(mx.load(str(folder / "model.safetensors")))
+    weights = mx.load(str(folder / "model.safetensors"))
+    assert isinstance(weights, dict)
     head = weights["lm_head.weight"]
     ids = mx.arange(head.shape[0])[:, None]
     weights["lm_head.weight"] = mx.where((ids >= PRINTABLE.start) & (ids < PRINTABLE.stop), head, 0)
