@@ -76,6 +76,10 @@ class Program:
         return made
 
 
+_OPTIONS = ("--device-as-default-execution-space",)
+"""Options beside the architecture: NVRTC 13.0 takes generic lambdas inside kernels for host functions without it."""
+
+
 class Programs:
     """The programs of a process for one device of `architecture`, such as sm_90. Without a `compiler` there are none,
     for the `reason`. Without `kept` none is kept on disk."""
@@ -84,7 +88,7 @@ class Programs:
         self, compiler: Compiler | None, architecture: str, kept: CubinCache | None = None, *, reason: str = ""
     ) -> None:
         self._compiler = compiler
-        self._options = (f"--gpu-architecture={architecture}",)
+        self._options = (f"--gpu-architecture={architecture}", *_OPTIONS)
         self._kept = kept
         self._cubins: dict[str, bytes] = {}
         self._reasons = [f"compiled by MLX: {reason}"] if reason else []
