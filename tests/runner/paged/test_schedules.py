@@ -119,7 +119,7 @@ def contiguous(model: LoadedModel) -> LoadedModel:
     model.library.route_attention(model.module)
     windows, selection = model.library.windows(model.module), model.library.selection(model.module)
     assert windows is not None
-    config = ContiguousConfig(windows, selection, "cpu", model.kv)
+    config = ContiguousConfig(windows, selection, "cpu", model.kv, lookahead=0)
     return replace(model, choice=replace(model.choice, config=config))
 
 

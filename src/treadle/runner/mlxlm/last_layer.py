@@ -60,15 +60,12 @@ def _narrowing(kind: Any) -> type:
 
 
 def _cache_of(arguments: Sequence[Any]) -> Any | None:
-    """The cache among a layer's other arguments, where it is one that can be narrowed and no other argument has a line
-    for each token."""
-    found = None
-    for one in _flat(arguments):
-        if hasattr(one, "narrowed"):
-            found = one
-        elif not (one is None or isinstance(one, (Window, bool, int, float))):
-            return None
-    return found
+    """The cache among a layer's other arguments, where it is the only one and can be narrowed, and no other argument
+    has a line for each token."""
+    flat = list(_flat(arguments))
+    caches = [one for one in flat if hasattr(one, "narrowed")]
+    others = [one for one in flat if not (one is None or isinstance(one, (Window, bool, int, float)))]
+    return caches[0] if len(caches) == len(others) == 1 else None
 
 
 def _flat(arguments: Sequence[Any]) -> Iterator[Any]:
