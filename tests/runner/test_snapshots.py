@@ -219,17 +219,24 @@ def test_a_budget_below_one_snapshot_keeps_none(tiny: Tiny) -> None:
 def test_what_is_kept_can_be_given_up_and_takes_no_memory_then(tiny: Tiny) -> None:
     runner = ModelRunner(tiny("qwen3_next", padded=True))
     loop = Looped(runner, prefill_tokens=512)
-    loop.run(*(request(f"warm{i}", some_tokens(i, 300)) for i in range(3)))  # factors of the last pass's rows stay
-    runner.forget_prefixes()
-    gc.collect()  # what other tests left may go meanwhile
-    before = mx.get_active_memory()
+
+    def memory() -> int:
+        """Memory in use behind equal passes of one row: on the CPU the factors of the last rotations stay."""
+        loop.run(request("one", some_tokens(9, 2), max_tokens=1))
+        runner.forget_prefixes()
+        gc.collect()  # what other tests left may go meanwhile
+        mx.synchronize()
+        return mx.get_active_memory()
+
+    loop.run(*(request(f"warm{i}", some_tokens(i, 300)) for i in range(3)))
+    before = memory()
     loop.run(*(request(f"r{i}", some_tokens(i, 300)) for i in range(3)))
     kept = runner.statistics().prefix
     assert kept.held == 3 * (256 + 311)
     assert 0 < mx.get_active_memory() - before <= 1.5 * kept.held_bytes  # buffers are reused for somewhat less
     assert runner.forget_prefixes() == kept.held
     assert runner.statistics().prefix.held_bytes == 0
-    assert mx.get_active_memory() == before
+    assert abs(memory() - before) <= 16  # a scalar or two that MLX's thread holds until it computes again
     asked = request("again", some_tokens(1, 300))
     loop.run(asked)
     assert loop.cached("again") == 0
