@@ -148,6 +148,13 @@ def test_a_refused_text_is_left_to_mlx_and_is_not_tried_again(caplog: pytest.Log
     assert "MLX compiles it, at each start" in record.message
 
 
+def test_the_same_refusal_of_several_texts_of_a_kernel_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    programs = made()
+    for text in ("nothing", "nothing  // else"):
+        assert programs.get("some", text, (), 0) is None
+    assert len(programs.report().reasons) == len(caplog.records) == 1
+
+
 def test_a_launch_names_the_program_and_passes_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     launches: list[Launch] = []
     monkeypatch.setattr(mx.fast, "precompiled_cuda_kernel", lambda **given: launches.append(given) or ["made"])

@@ -167,8 +167,11 @@ class Programs:
         )
 
     def _refused(self, label: str, said: str) -> None:
+        """Report a refusal, once for all types and templates of a kernel for which the compiler says the same."""
         line = next((line for line in said.splitlines() if "error" in line), said)[:300]
-        self._reasons.append(f"NVRTC refused {label}: {line}")
+        if (reason := f"NVRTC refused {label}: {line}") in self._reasons:
+            return
+        self._reasons.append(reason)
         _log.warning("NVRTC refused the kernel %s (%s): MLX compiles it, at each start", label, line)
 
 
