@@ -30,6 +30,7 @@ GROUPS = {"group_size": 64, "bits": 4}
         ({"quantization": {**GROUPS, "group_size": 48}}, "group_size is 48, and MLX has 32, 64, 128 in mode affine"),
         ({"quantization": {**GROUPS, "mode": "foo"}}, 'mode is "foo", and MLX has affine, mxfp4, mxfp8, nvfp4'),
         ({"quantization": {**GROUPS, "mode": "nvfp4"}}, "group_size is 64, and MLX has 16 in mode nvfp4"),
+        ({"quantization": {**GROUPS, "head": {"mode": "mxfp4", "bits": 8}}}, "of head: bits is 8, and MLX has 4"),
         ({"quantization": {"bits": 4}}, "quantization has no group_size"),
         ({"quantization": {**GROUPS, "model.head": {"bits": "x" * 99}}}, f'of model.head: bits is "{"x" * 36}...'),
     ],
@@ -51,6 +52,7 @@ def test_a_contradiction_names_fields_and_values(config: dict[str, Any], fault: 
         {"layer_types": ["a", "b", "c"], "num_hidden_layers": 2},  # the last one is of a layer for speculation
         {"quantization": {**GROUPS, "model.embed": False, "model.head": {"bits": 8}, "quant_method": "awq"}},
         {"quantization": {"group_size": 32, "bits": 4, "mode": "mxfp4", "head": {**GROUPS, "mode": "affine"}}},
+        {"quantization": {"group_size": 32, "bits": 4, "mode": "mxfp4", "head": {"group_size": 64, "bits": 8}}},
     ],
 )
 def test_what_published_models_have_is_no_contradiction(config: dict[str, Any]) -> None:

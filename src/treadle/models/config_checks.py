@@ -55,14 +55,15 @@ def _quantization(given: Any) -> Iterator[str]:
     for name in ("group_size", "bits"):
         if name not in given:
             yield f"quantization has no {name}"
-    yield from _format("quantization", given, given)
+    yield from _format("quantization", given)
     for layer, own in given.items():
         if isinstance(own, Mapping):
-            yield from _format(f"quantization of {layer}", own, given)
+            yield from _format(f"quantization of {layer}", own)
 
 
-def _format(place: str, given: Mapping[str, Any], default: Mapping[str, Any]) -> Iterator[str]:
-    mode = given.get("mode", default.get("mode", "affine"))
+def _format(place: str, given: Mapping[str, Any]) -> Iterator[str]:
+    """Check one entry. A layer's own entry without a mode is affine, whatever the mode of the others."""
+    mode = given.get("mode", "affine")
     if not isinstance(mode, str) or mode not in _FORMATS:
         yield f"{place}: mode is {_short(mode)}, and MLX has {', '.join(_FORMATS)}"
         return
