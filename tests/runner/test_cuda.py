@@ -14,7 +14,7 @@ import mlx.core as mx
 import pytest
 
 from tests.support.nvrtc import TextCompiler
-from treadle.runner.device.cuda import CudaKernel, included, lift_graph_byte_limit, text
+from treadle.runner.device.cuda import CudaKernel, included, keep_mlx_kernels, lift_graph_byte_limit, text
 from treadle.runner.device.programs import Programs
 
 FILES = ("device/numbers.cuh", "sampling/draw.cuh")
@@ -143,3 +143,18 @@ def test_graphs_end_at_no_number_of_bytes_unless_somebody_said_so() -> None:
         lift_graph_byte_limit(environment)
     assert mine == {"A": "1", "MLX_MAX_MB_PER_BUFFER": "1000000000"}
     assert theirs == {"MLX_MAX_MB_PER_BUFFER": "25"}
+
+
+def test_mlx_keeps_its_kernels_in_the_cache_folder(tmp_path: Path) -> None:
+    theirs = {"MLX_PTX_CACHE_DIR": "/there", "XDG_CACHE_HOME": str(tmp_path / "a")}
+    (tmp_path / "file").touch()
+    unusable = {"XDG_CACHE_HOME": str(tmp_path / "file")}
+    mine = {"XDG_CACHE_HOME": str(tmp_path / "b")}
+    for environment in (theirs, unusable, mine):
+        keep_mlx_kernels(environment)
+    assert theirs["MLX_PTX_CACHE_DIR"] == "/there"
+    assert "MLX_PTX_CACHE_DIR" not in unusable
+    folder = Path(mine["MLX_PTX_CACHE_DIR"])
+    assert folder == tmp_path / "b" / "treadle" / "mlx" / mx.__version__
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert not (tmp_path / "a").exists()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Hashable, MutableMapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from hashlib import sha256
 from importlib import resources
@@ -13,9 +14,12 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+from ...environment import cache_folder
 from .program_text import KernelText
 from .programs import Program, kernel_programs
 
+MLX_FOLDER = "mlx"
+MLX_FOLDER_VARIABLE = "MLX_PTX_CACHE_DIR"
 _RUNNER = __package__.rpartition(".")[0]
 _COMMENT = re.compile(r"//[^\n]*")
 _INDENT = re.compile(r"\n\s+")
@@ -120,6 +124,20 @@ def lift_graph_byte_limit(environment: MutableMapping[str, str]) -> None:
     set already stays.
     """
     environment.setdefault("MLX_MAX_MB_PER_BUFFER", "1000000000")
+
+
+def keep_mlx_kernels(environment: MutableMapping[str, str]) -> None:
+    """Let MLX keep the kernels that it compiles in the user's cache folder; call it before MLX first computes.
+
+    Its own place is the folder for temporary files, which a reboot empties: compiling the kernels of a model takes
+    minutes. A folder that is set already stays, and so does MLX's own where this one can't be made.
+    """
+    folder = cache_folder(environment) / MLX_FOLDER / mx.__version__
+    if MLX_FOLDER_VARIABLE in environment:
+        return
+    with suppress(OSError):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        environment[MLX_FOLDER_VARIABLE] = str(folder)
 
 
 def bits_of(value: float) -> int:

@@ -19,7 +19,7 @@ from ...installation import version_of
 from ...units import size
 from ..base import Progress
 from ..device import memory as mem
-from ..device.cuda import lift_graph_byte_limit
+from ..device.cuda import keep_mlx_kernels, lift_graph_byte_limit
 from ..device.programs import kernel_programs
 from ..device.readback import Readback, readback
 from ..device.staging import staging_status
@@ -147,6 +147,7 @@ def _prepared(device: str, policy: KernelPolicy) -> MlxLm:
     """mlx-lm, after the process is set up for `device`."""
     if device == "cuda":
         lift_graph_byte_limit(os.environ)
+        keep_mlx_kernels(os.environ)
         if policy is not KernelPolicy.OFF:
             kernel_programs()
     library = connect()
