@@ -1,7 +1,7 @@
 """Whole models of 20 to 30 billion parameters, served on a GPU: throughput, long prompts beside decoding, and prefixes.
 
     python benchmarks/gpu/whole_models.py OUT [--case qwen3_moe:4 gpt_oss:mxfp4 granitemoehybrid:4] [--folder FOLDER]
-        [--memory 12GiB] [--peer] [--seconds 480] [--small]
+        [--memory 12GiB] [--peer | --only-peer] [--seconds 480] [--small]
 
 Each case is a family of `family_shapes.WHOLE` and the bits of its weights, random and made on the device. The models
 are made in FOLDER at the same time, and their servers started at the same time, as both mostly wait for the host. Then
@@ -100,13 +100,14 @@ def start(case: Case, command: list[str], out: Path) -> None:
 
 def environment() -> dict[str, str]:
     paths = [str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]
-    return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    hub = Path(tempfile.gettempdir(), "treadle-empty-hub")  # mlx_lm.server's list of models fails without one
+    hub.mkdir(exist_ok=True)
+    return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "HF_HUB_CACHE": str(hub)}
 
 
 def await_ready(case: Case, path: str, limit_s: float) -> bool:
-    """Wait until the server answers 200 at `path`. Returns whether it did."""
-    began = time.monotonic()
-    while time.monotonic() - began < limit_s:
+    """Wait until the server answers 200 at `path` (`limit_s` from the start at most). Returns whether it did."""
+    while time.monotonic() - BEGAN < limit_s:
         if case.server is None or case.server.poll() is not None:
             break
         try:
@@ -148,7 +149,7 @@ def serve_ours(cases: list[Case], options: argparse.Namespace) -> None:
         start(case, serve, options.out)
     words = "20" if options.small else "5000"
     loads = [*CLIENTS, *(load.format(words=words) for load in LONG), AGENTS]
-    for case in [case for case in cases if await_ready(case, "/health/ready", 300)]:
+    for case in [case for case in cases if await_ready(case, "/health/ready", options.seconds)]:
         say(f"{case.name} is ready: {status(case)['compute']['summary']}")
         if time.monotonic() - BEGAN > options.seconds:
             say(f"{case.name}: no time is left")
@@ -164,9 +165,22 @@ def serve_theirs(cases: list[Case], options: argparse.Namespace) -> None:
         if time.monotonic() - BEGAN > options.seconds:
             return
         start(case, ["mlx_lm", "server", "--model", str(case.folder)], options.out)
-        if await_ready(case, "/v1/models", 120):
+        if await_ready(case, "/v1/models", options.seconds + 60) and load_theirs(case):
             bench(case, "mlx-lm", str(case.folder), list(CLIENTS[: 1 if options.small else 3]), options.out)
         stop(case)
+
+
+def load_theirs(case: Case) -> bool:
+    """Ask for two tokens, as mlx_lm.server loads its model with the first request. Returns whether it answered."""
+    body = {"model": str(case.folder), "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 2}
+    headers = {"Content-Type": "application/json"}
+    request = urllib.request.Request(f"{case.url}/v1/chat/completions", json.dumps(body).encode(), headers)
+    try:
+        with urllib.request.urlopen(request, timeout=300) as answer:
+            return bool(answer.status == 200)
+    except OSError as error:
+        say(f"{case.name}: mlx_lm.server does not answer: {error}")
+        return False
 
 
 def main() -> None:
@@ -176,6 +190,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="where the models are, or are to be made")
     parser.add_argument("--memory", default="12GiB", help="each server's, for keys, values and states")
     parser.add_argument("--peer", action="store_true", help="mlx_lm.server afterwards")
+    parser.add_argument("--only-peer", action="store_true", help="mlx_lm.server alone")
     parser.add_argument("--seconds", type=float, default=480.0)
     parser.add_argument("--small", action="store_true", help="see that it works, on a CPU")
     parser.add_argument("--make", type=Path, help=argparse.SUPPRESS)
@@ -190,8 +205,9 @@ def main() -> None:
     folder = options.folder or Path(tempfile.mkdtemp())
     cases = [Case(family, bits, folder / f"{family}-{bits}", 8101 + i) for i, (family, bits) in enumerate(pairs)]
     make_all(cases, options.small)
-    serve_ours(cases, options)
-    if options.peer:
+    if not options.only_peer:
+        serve_ours(cases, options)
+    if options.peer or options.only_peer:
         serve_theirs(cases, options)
 
 
