@@ -15,6 +15,7 @@ import mlx.core as mx
 import numpy as np
 
 from ...environment import cache_folder
+from ...installation import version_of
 from .program_text import KernelText
 from .programs import Program, kernel_programs
 
@@ -132,7 +133,7 @@ def keep_mlx_kernels(environment: MutableMapping[str, str]) -> None:
     Its own place is the folder for temporary files, which a reboot empties: compiling the kernels of a model takes
     minutes. A folder that is set already stays, and so does MLX's own where this one can't be made.
     """
-    folder = cache_folder(environment) / MLX_FOLDER / mx.__version__
+    folder = cache_folder(environment) / MLX_FOLDER / (version_of("mlx") or "unknown")
     if MLX_FOLDER_VARIABLE in environment:
         return
     with suppress(OSError):
