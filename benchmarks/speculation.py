@@ -36,16 +36,19 @@ class Bench:
 
     model: Any
     options: argparse.Namespace
+    blas: Any
     drafter: Any = None
     answers: dict[str, list[int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         from tests.support.scripted_drafter import ScriptedDrafter
 
+        from treadle.runner.device.blas_threads import ThreadGovernor
         from treadle.runner.model_runner import ModelRunner
 
         self.drafter = Exchangeable(ScriptedDrafter({}))
-        self.runner = ModelRunner(self.model, drafter=self.drafter)
+        govern = ThreadGovernor(self.blas.set_threads, self.blas.threads).before_step if self.blas.set_threads else None
+        self.runner = ModelRunner(self.model, before_step=govern or (lambda: None), drafter=self.drafter)
         self.runner.warm_up()
 
     def prompts(self, rows: int, round_: int, repeating: bool) -> list[tuple[int, ...]]:
@@ -192,7 +195,12 @@ def main() -> None:
     options = parser.parse_args()
     if (options.model is None) == (options.family is None):
         parser.error("name a model folder, or a shape with --family")
-    bench = Bench(load_model(options), options)
+    from treadle.runner.device import blas
+    from treadle.runner.device.require_mlx import require_mlx
+
+    report = blas.prepare(None)
+    require_mlx()
+    bench = Bench(load_model(options), options, report)
     can = bench.runner.capabilities()
     print(f"{can.model}: {can.compute.summary()}; drafts of at most {can.steps.speculation.draft_tokens}")
     print("| rows | drafts | plain, tok/s | speculative | ratio | accepted of drafted | rows that differ |")

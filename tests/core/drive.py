@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from treadle.core.draft_budget import DraftBudget
 from treadle.core.grammar_state import PENDING, READY, GrammarState, GrammarStatus
 from treadle.core.messages import (
     Cancel,
@@ -21,6 +22,7 @@ from treadle.core.messages import (
     Output,
     Pooling,
     Sharing,
+    StepCost,
     Submit,
     TokenLogprob,
     WaitReason,
@@ -41,8 +43,12 @@ from treadle.core.sequence import Sequence
 from treadle.core.states import State
 from treadle.core.statistics import EngineStatistics as Statistics
 from treadle.core.statistics import RunnerStatistics
+from treadle.core.verify_costs import VerifyCosts
 
 VOCABULARY = 1000
+PLAIN = (StepCost(1, 1, 1.0), StepCost(4, 4, 1.2))
+VERIFYING = (StepCost(1, 1, 1.1), StepCost(1, 5, 1.2), StepCost(4, 4, 1.3), StepCost(4, 20, 2.0))
+"""Costs by which drafts pay for few sequences, and where most are accepted."""
 
 
 class Boom(Exception):
@@ -108,7 +114,8 @@ class _Held:
 class Shape:
     """What the runner of a bench can do. `blocks` 0: memory is not counted. `share`: rows that reuse a prefix hold it
     together; else each has a copy. `cache`: whether prefixes are reused at all. `marked`: of rows that run, only up to
-    where a plan asked for it. `drafts`: a step samples up to so many tokens more of a row, of which it rejects some."""
+    where a plan asked for it. `drafts`: a step samples up to so many tokens more of a row, of which it rejects some;
+    with `guarded` only where they pay, and nothing is in flight beside it."""
 
     lookahead: int = 0
     block: int = 4
@@ -117,6 +124,7 @@ class Shape:
     share: bool = False
     marked: bool = False
     drafts: int = 0
+    guarded: bool = False
 
     @property
     def sharing(self) -> Sharing:
@@ -333,7 +341,9 @@ class HashRunner:
         forced = 0 if decode.drafts else self.forces(row.tokens)
         for _ in range(forced):
             row.tokens.append(next_token(row.tokens))
-        return RowTokens(id=decode.id, tokens=tuple(row.tokens[-count - forced :]), forced=forced)
+        tokens = tuple(row.tokens[-count - forced :])
+        ready = 0 if forced else self.accepts(row.tokens) % (1 + self.shape.drafts)
+        return RowTokens(id=decode.id, tokens=tokens, forced=forced, drafted=decode.drafts, ready=ready)
 
     def _superseded(self, row: _Held, decode: DecodeRow) -> RowTokens:
         """A step that was planned before it was known that its token is forced: it computes what it feeds."""
@@ -383,12 +393,16 @@ class Bench:
             kv_tokens,
             kv_block=self.shape.block,
             kv_blocks=self.shape.blocks,
+            lookahead=self.shape.lookahead,
             draft_tokens=self.shape.drafts,
+            drafts_resolved=not self.shape.guarded,
             prefix_cache=self.shape.cache,
             sharing=self.shape.sharing,
         )
         self.runner = HashRunner(max_running, self.shape)
-        self.scheduler = Scheduler(limits, match or self.runner.match_prefix, self.runner.grammar_state)
+        self.budget = DraftBudget(VerifyCosts(PLAIN, VERIFYING), self.shape.drafts) if self.shape.guarded else None
+        grammars = self.runner.grammar_state
+        self.scheduler = Scheduler(limits, match or self.runner.match_prefix, grammars, self.budget)
         self.now = 0.0
         self.heard: dict[str, Heard] = {}
         self.plan = StepPlan(step=0)

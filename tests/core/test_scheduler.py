@@ -124,7 +124,7 @@ def test_logprobs_stay_with_their_tokens() -> None:
     bench.submit("a", max_tokens=9, logprobs=0, stop_token_ids=(2,))
     plan = bench.scheduler.plan(0.0)
     several = tuple(TokenLogprob(logprob=-float(i)) for i in range(3))
-    outputs = bench.scheduler.apply(plan, StepResult(rows=(RowTokens("a", (1, 2, 3), several),)))
+    outputs = bench.scheduler.apply(plan, StepResult(rows=(RowTokens("a", (1, 2, 3), several, drafted=2),)))
     assert outputs[0].tokens == (1, 2)
     assert outputs[0].logprobs == several[:2]
 

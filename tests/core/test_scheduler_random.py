@@ -35,6 +35,7 @@ class Life:
                 "lookahead": chance.choice((0, 1, 1, 2)),
                 "drafts": chance.choice((0, 0, 1, 4)),
             }
+        memory["guarded"] = memory["drafts"] > 0 and chance.random() < 0.5
         self.bench = Bench(
             max_running=chance.choice((1, 2, 4, 7)),
             prefill_tokens=chance.choice((8, 16, 40, 512)),

@@ -24,7 +24,7 @@ from treadle.core.messages import (
     Submit,
     TokenLogprob,
 )
-from treadle.core.statistics import EngineStatistics
+from treadle.core.statistics import EngineStatistics, SpeculationStatistics
 from treadle.core.virtual_queue import Arrival
 from treadle.engine import deaths as deaths_module
 from treadle.engine import supervisor as supervisor_module
@@ -857,6 +857,33 @@ async def test_observers_hear_of_everything_though_one_of_them_raises():
     assert scene.notes.of("tokens") == [("chat", 2, 0.25)]
     assert scene.notes.of("finished") == [("chat", "length", 0.75)]
     assert len(scene.notes.of("step")) == 3
+    await scene.client.stop()
+
+
+@in_loop
+async def test_the_status_says_what_became_of_draft_tokens():
+    scene = Scene(running=4)
+    assert status_of(scene.client)["speculation"] is None
+    await scene.begin(capabilities(CAN, drafters=("lookup",), draft_tokens=8))
+    status = status_of(scene.client)
+    assert "speculation" not in status["capabilities"]
+    found = status["speculation"]
+    assert (found["drafters"], found["draft_tokens"], found["on"]) == (["lookup"], 8, False)
+    assert (found["acceptance"], found["tokens_per_step"]) == (0.0, 1.0)
+    counted = SpeculationStatistics(steps=4, rows=5, drafted=20, accepted=15, on=True, chances=(0.9, 0.5))
+    scene.owner.say(StepReport(step=1, statistics=EngineStatistics(speculation=counted)))
+    await settle()
+    found = status_of(scene.client)["speculation"]
+    assert (found["steps"], found["drafted"], found["accepted"], found["on"]) == (4, 20, 15, True)
+    assert (found["acceptance"], found["tokens_per_step"], found["chances"]) == (0.75, 4.0, [0.9, 0.5])
+    await scene.client.stop()
+
+
+@in_loop
+async def test_the_status_says_why_nothing_is_drafted():
+    scene = Scene(running=4)
+    await scene.begin(capabilities(CAN, reason="it can't"))
+    assert status_of(scene.client)["speculation"]["reason"] == "it can't"
     await scene.client.stop()
 
 

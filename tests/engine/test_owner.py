@@ -9,9 +9,9 @@ import pytest
 from tests.support.capabilities import capabilities
 from tests.support.faults import Faults, FaultyRunner, builds
 from tests.support.owners import CAN
-from treadle.core.messages import Failed, FromOwner, Loading, Ready, StepReport, Stop, Stopped, Submit
+from treadle.core.messages import Failed, FromOwner, Loading, Ready, StepCost, StepReport, Stop, Stopped, Submit
 from treadle.engine.mailbox import Mailbox
-from treadle.engine.owner import OwnerLimits, kv_tokens, run_owner, scheduler_for
+from treadle.engine.owner import OwnerLimits, draft_budget, kv_tokens, run_owner, scheduler_for
 from treadle.errors import ModelError
 from treadle.runner.base import RunnerBroken, RunnerFactory
 
@@ -97,6 +97,17 @@ def test_a_close_that_raises_is_logged_and_changes_nothing(caplog):
 def test_the_tokens_that_rows_may_hold_together(budget, token, row, tokens):
     can = capabilities(CAN, kv_budget_bytes=budget, kv_token_bytes=token, kv_row_bytes=row)
     assert kv_tokens(can, 2) == tokens
+
+
+def test_drafts_are_planned_by_measured_costs_only():
+    costs = (StepCost(1, 1, 0.1),)
+    can = capabilities(CAN, drafters=("lookup",), draft_tokens=4, plain=costs, verifying=costs)
+    assert draft_budget(can.steps.speculation) is not None
+    measured = scheduler_for(can, LIMITS)
+    assert measured.limits.draft_tokens == 4
+    unmeasured = capabilities(CAN, drafters=("lookup",), draft_tokens=4)
+    assert scheduler_for(unmeasured, LIMITS).limits.draft_tokens == 0
+    assert scheduler_for(CAN, LIMITS).limits.draft_tokens == 0
 
 
 def test_the_tokens_that_fit_into_a_runners_blocks():

@@ -175,7 +175,7 @@ class ScriptedRunner:
         row.tokens += tokens
         asked = row.request.logprobs
         logprobs = () if asked is None else tuple(_logprob(token, asked) for token in tokens)
-        return RowTokens(id=decode.id, tokens=tokens, logprobs=logprobs)
+        return RowTokens(id=decode.id, tokens=tokens, logprobs=logprobs, drafted=decode.drafts)
 
     def sample(self, request: Submit, position: int, most: int) -> tuple[int, ...]:
         """Return the tokens of a step from `position` on, at most `most`."""

@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from treadle.core.messages import StepReport
 from treadle.core.refusals import Refusal
-from treadle.core.statistics import EngineStatistics, PrefixStatistics, RunnerStatistics
+from treadle.core.statistics import EngineStatistics, PrefixStatistics, RunnerStatistics, SpeculationStatistics
 from treadle.engine.supervisor import EngineState
 from treadle.telemetry.exposition import format_family
 from treadle.telemetry.metrics import STATES, Metrics
@@ -161,3 +161,17 @@ def test_the_text_says_what_prometheus_own_writer_says() -> None:
 def test_every_number_has_prometheus_form(value: float, text: str) -> None:
     family = GaugeMetricFamily("a", "b\\c", value=value)
     assert format_family(family) == f"# HELP a b\\\\c\n# TYPE a gauge\na {text}\n"
+
+
+def test_draft_tokens_are_counted_across_restarts_of_the_engine() -> None:
+    metrics = Metrics()
+    now = SpeculationStatistics(steps=2, rows=3, drafted=12, accepted=9, on=True)
+    metrics.step(StepReport(step=1, statistics=EngineStatistics(speculation=now)))
+    metrics.step(StepReport(step=2, statistics=EngineStatistics(speculation=now)))
+    metrics.restarted()
+    later = SpeculationStatistics(steps=1, rows=1, drafted=4, reason="x")
+    metrics.step(StepReport(step=1, statistics=EngineStatistics(speculation=later)))
+    text = metrics.render().decode()
+    for line in ("tokens_total 16.0", "accepted_tokens_total 9.0", "steps_total 3.0", "verifications_total 4.0"):
+        assert f"treadle_draft_{line}" in text
+    assert "treadle_speculating 0.0" in text

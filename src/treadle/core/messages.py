@@ -93,7 +93,8 @@ class Submit(Message, frozen=True, tag=True):
     stays when one is replayed: of one priority, the lower has the better claim to memory. 0 where there is no number:
     then they count in the order in which they are sent. `constraint` and `thinking` limit the tokens that can be
     sampled; they count in `generated` ones too. With `pooling`, and `max_tokens` 0, it ends with a vector: the pooled
-    hidden states of its whole prompt (`Finish.vector`).
+    hidden states of its whole prompt (`Finish.vector`). With `speculate` its tokens may be drafted, which changes none
+    of them; `prediction` are tokens that the client expects in the answer, a source of drafts.
 
     A replayed sequence ran in an earlier life of the engine, or another one of its group did: `resumed` is true,
     `generated` are the tokens that it gained then, `scored` counts the prompt log-probabilities that were told. It goes
@@ -119,6 +120,8 @@ class Submit(Message, frozen=True, tag=True):
     constraint: Constraint | None = None
     thinking: Thinking | None = None
     pooling: Pooling | None = None
+    speculate: bool = True
+    prediction: tuple[int, ...] = ()
     generated: tuple[int, ...] = ()
     scored: int = 0
     resumed: bool = False
@@ -218,7 +221,8 @@ class WaitReason(StrEnum):
 
 
 class Output(Message, frozen=True):
-    """Result of one step for one request. `tokens` are new; `logprobs`, when asked for, are one per token.
+    """Result of one step for one request. `tokens` are new; `logprobs`, when asked for, are one per token. Of `drafted`
+    draft tokens that the step verified, `accepted` are among `tokens`.
 
     `waits_for` comes when it changes; it is SLOT at first. `wait_s` comes with `admitted`: how long the request waited
     for its slot, on the owner's clock. `prompt_tokens_done` is how much of the prompt is in the cache, while it
@@ -233,6 +237,8 @@ class Output(Message, frozen=True):
     wait_s: float = 0.0
     tokens: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
+    drafted: int = 0
+    accepted: int = 0
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     prompt_tokens_done: int | None = None
     cached_tokens: int | None = None
@@ -304,6 +310,32 @@ class KvCapabilities(Message, frozen=True):
     prefix_block: int = 0
 
 
+class StepCost(Message, frozen=True, array_like=True):
+    """Seconds of a step in which `rows` sequences decode, and compute `tokens` tokens in all."""
+
+    rows: int
+    tokens: int
+    seconds: float
+
+
+class SpeculationCapabilities(Message, frozen=True):
+    """Speculative decoding of a runner.
+
+    - `drafters`: what proposes tokens, such as "lookup"; empty where nothing does, for the `reason`.
+    - `draft_tokens`: most draft tokens that a decode row may verify.
+    - `lookahead`: a step may be started while one that verifies drafts is in flight.
+    - `plain`, `verifying`: measured costs of decode steps that follow each other as `StepCapabilities.lookahead` says,
+      and of steps that verify drafts, from their start to their result.
+    """
+
+    drafters: tuple[str, ...] = ()
+    reason: str = ""
+    draft_tokens: int = 0
+    lookahead: bool = False
+    plain: tuple[StepCost, ...] = ()
+    verifying: tuple[StepCost, ...] = ()
+
+
 class StepCapabilities(Message, frozen=True):
     """Steps of a runner: the facts that its scheduler needs.
 
@@ -311,7 +343,7 @@ class StepCapabilities(Message, frozen=True):
     - `prefill_tokens`: most prompt tokens of a step (0: no limit).
     - `prefill_quantum`: chunks of prompts are best multiples of it (0: any length).
     - `chunk_sizes`: best numbers of prompt tokens of a step, ascending (empty: any number).
-    - `draft_tokens`: most draft tokens that a decode row may verify.
+    - `speculation`: tokens of a sequence that are drafted and verified in one step.
     - `prefix_cache`: prompts are reused; `sharing` says what can be reused of running sequences.
     - `decode_step_s`, `prompt_token_s`: seconds of a decode step with all slots taken and of a prompt token, measured
       in the warm-up (0: not measured).
@@ -321,7 +353,7 @@ class StepCapabilities(Message, frozen=True):
     prefill_tokens: int = 0
     prefill_quantum: int = 0
     chunk_sizes: tuple[int, ...] = ()
-    draft_tokens: int = 0
+    speculation: SpeculationCapabilities = SpeculationCapabilities()
     prefix_cache: bool = False
     sharing: Sharing = Sharing.COPIED
     decode_step_s: float = 0.0

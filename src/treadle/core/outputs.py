@@ -17,6 +17,8 @@ class Pending:
     wait_s: float = 0.0
     tokens: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
+    drafted: int = 0
+    accepted: int = 0
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     prompt_done: int | None = None
     cached_tokens: int | None = None
@@ -31,6 +33,8 @@ class Pending:
             wait_s=self.wait_s,
             tokens=self.tokens,
             logprobs=self.logprobs,
+            drafted=self.drafted,
+            accepted=self.accepted,
             prompt_logprobs=self.prompt_logprobs,
             prompt_tokens_done=self.prompt_done,
             cached_tokens=self.cached_tokens,

@@ -54,12 +54,15 @@ class StepPlan(msgspec.Struct, frozen=True):
     2. `prefill`: at most one chunk of a sequence.
     3. `decode`: sequences whose prompt is complete, also by a last chunk in `prefill`. One that lacks memory may be
        left out. A sequence with `max_tokens` 0 never decodes; with `pooling` its chunks compute the last token, too.
+
+    With `propose` the result says how many draft tokens each decoding sequence could verify next (`RowTokens.ready`).
     """
 
     step: int
     admit: tuple[Admit, ...] = ()
     prefill: tuple[PrefillChunk, ...] = ()
     decode: tuple[DecodeRow, ...] = ()
+    propose: bool = False
 
     @property
     def sequence_ids(self) -> Iterable[str]:
@@ -82,6 +85,8 @@ class RowTokens(msgspec.Struct, frozen=True):
     blocks are allocated for them: the next plan feeds them, the last one as a decode row and those before it as a
     chunk. A row of the step in flight meanwhile, of which there is one at most, is to sample a token that is forced
     already: it computes the token that it feeds, and gains none.
+
+    `drafted` draft tokens were verified. `ready` ones could be in the next step, if that feeds the last of `tokens`.
     """
 
     id: str
@@ -89,6 +94,17 @@ class RowTokens(msgspec.Struct, frozen=True):
     logprobs: tuple[TokenLogprob, ...] = ()
     ended: bool = False
     forced: int = 0
+    drafted: int = 0
+    ready: int = 0
+
+
+class DraftTrial(msgspec.Struct, frozen=True):
+    """Outcome of draft tokens that no step verified: of `drafted` ones that were proposed for sequence `id`, the first
+    `accepted` are what was sampled. The next one is not, where `drafted` is more."""
+
+    id: str
+    drafted: int
+    accepted: int
 
 
 class RowFailure(msgspec.Struct, frozen=True):
@@ -126,6 +142,7 @@ class StepResult(msgspec.Struct, frozen=True):
     rows: tuple[RowTokens, ...] = ()
     scores: tuple[RowScores, ...] = ()
     vectors: tuple[RowVector, ...] = ()
+    trials: tuple[DraftTrial, ...] = ()
     failures: tuple[RowFailure, ...] = ()
     evicted: tuple[str, ...] = ()
     prefill_s: float = 0.0

@@ -5,7 +5,7 @@ Planned work counts as done at once, as the next plan may be made before this st
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 import msgspec
 
@@ -67,9 +67,15 @@ class PlanBuilder:
         return self._sharing.holds and self._min_shared > 0
 
     def build(
-        self, step: int, running: Collection[Sequence], demand: DecodeDemand, budget: BlockBudget
+        self,
+        step: int,
+        running: Collection[Sequence],
+        demand: DecodeDemand,
+        budget: BlockBudget,
+        drafts: Mapping[Sequence, int] | None = None,
     ) -> tuple[StepPlan, Charge]:
-        """Plan step number `step` of the `running` sequences. Those in `demand` get their blocks first.
+        """Plan step number `step` of the `running` sequences. Those in `demand` get their blocks first. `drafts` are
+        the numbers of draft tokens of some; with None all have as many as they may.
 
         Return the plan, and its charge to the prefill budget.
         """
@@ -86,7 +92,7 @@ class PlanBuilder:
             chunks, on_credit = self._chunks(active, budget, step, waiting)
             newly = (seq for seq in active if seq not in demanded and seq.decodes_after(step - 1))
             decoding.update(seq for seq in newly if budget.allocate(seq.num_computed_tokens))
-        decode = tuple(self._decode(seq, step, budget) for seq in active if seq in decoding)
+        decode = tuple(self._decode(seq, step, budget, drafts) for seq in active if seq in decoding)
         plan = StepPlan(step=step, admit=joins, prefill=tuple(chunks), decode=decode)
         return plan, self._charge(plan, on_credit, active)
 
@@ -176,17 +182,20 @@ class PlanBuilder:
         forced = sum(tokens.get(seq.id, 0) for seq in active if seq.state is State.DECODE)
         return self._prefill_budget.charge(sum(tokens.values()), decoding=decoding, on_credit=on_credit, forced=forced)
 
-    def _decode(self, seq: Sequence, step: int, budget: BlockBudget) -> DecodeRow:
-        drafts = self._drafts(seq, budget) if self._draft_tokens else 0
-        decode = DecodeRow(id=seq.id, position=seq.position, drafts=drafts)
-        seq.plan_decode(step, drafts)
+    def _decode(
+        self, seq: Sequence, step: int, budget: BlockBudget, drafts: Mapping[Sequence, int] | None
+    ) -> DecodeRow:
+        most = self._draft_tokens if drafts is None else drafts.get(seq, 0)
+        count = self._drafts(seq, most, budget) if most else 0
+        decode = DecodeRow(id=seq.id, position=seq.position, drafts=count)
+        seq.plan_decode(step, count)
         return decode
 
-    def _drafts(self, seq: Sequence, budget: BlockBudget) -> int:
-        """Allocate blocks for draft tokens from what all others have left; return their number."""
+    def _drafts(self, seq: Sequence, most: int, budget: BlockBudget) -> int:
+        """Allocate blocks for at most `most` draft tokens from what all others have left; return their number."""
         held = seq.num_computed_tokens + 1
         missing = seq.request.max_tokens - seq.position - 1
-        drafts = min(self._draft_tokens, missing, budget.capacity(held))
+        drafts = min(most, missing, budget.capacity(held))
         budget.allocate(held, drafts)
         return drafts
 

@@ -22,7 +22,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator
 
+from msgspec.structs import replace
+
 from .block_budget import BlockBudget, OptimisticAdmission, TokenReservations
+from .draft_budget import DraftBudget
 from .early_cancels import EarlyCancels
 from .finishes import cancelled, failed, too_big
 from .grammar_state import GrammarLookup, no_grammars
@@ -39,6 +42,7 @@ from .queue import Queue
 from .scheduler_counters import SchedulerCounters
 from .scheduler_limits import SchedulerLimits as SchedulerLimits
 from .sequence import Sequence
+from .speculation import Speculation
 from .states import Event, State
 from .statistics import EngineStatistics, RunnerStatistics
 from .step_times import Charge
@@ -51,11 +55,16 @@ class Scheduler:
     """Waiting and running sequences of one owner. Not thread safe: only the owner calls it.
 
     `match` returns how many tokens of a joining sequence the runner has cached (`Runner.match_prefix`), `grammar` the
-    state of a constraint's grammar (`Runner.grammar_state`).
+    state of a constraint's grammar (`Runner.grammar_state`). `drafts` chooses the draft tokens of each step; without it
+    sequences have as many as the limits say.
     """
 
     def __init__(
-        self, limits: SchedulerLimits, match: MatchPrefix = no_prefix, grammar: GrammarLookup = no_grammars
+        self,
+        limits: SchedulerLimits,
+        match: MatchPrefix = no_prefix,
+        grammar: GrammarLookup = no_grammars,
+        drafts: DraftBudget | None = None,
     ) -> None:
         self.limits = limits
         min_shared = MIN_SHARED_TOKENS if limits.prefix_cache else 0
@@ -71,6 +80,7 @@ class Scheduler:
         self._order = 0
         self._stuck = 0
         self._counters = SchedulerCounters()
+        self._speculation = Speculation(drafts, lookahead=limits.lookahead, resolved=limits.drafts_resolved)
         self._plan_builder = PlanBuilder(
             match,
             self._prefill_budget,
@@ -138,12 +148,20 @@ class Scheduler:
         running = self._running.values()
         demand = decode_demand(running, self._counters.steps, budget)
         shortfall = demand.shortfall(budget)
-        if self._in_flight and (shortfall > 0 or self._has_suspects()):
+        if self._in_flight and (shortfall > 0 or self._has_suspects() or self._speculation.blocks(self._in_flight)):
             return StepPlan(step=self._counters.steps + 1)
         if not self._preempt(select_victims(running, shortfall, budget), now):
             self._admit_waiting(now, budget)
         self._expire_waiting(now)
-        plan, charge = self._plan_builder.build(self._counters.steps + 1, running, demand, budget)
+        in_flight = bool(self._in_flight)
+        drafts = self._speculation.choose(running, demand, in_flight=in_flight)
+        if drafts and in_flight:
+            return StepPlan(step=self._counters.steps + 1)
+        plan, charge = self._plan_builder.build(self._counters.steps + 1, running, demand, budget, drafts)
+        if self._speculation.proposes(len(plan.decode)):
+            plan = replace(plan, propose=True)
+        if not plan.idle:
+            self._speculation.planned(plan, now, follows=in_flight)
         self._launch(plan, charge)
         return plan
 
@@ -165,6 +183,9 @@ class Scheduler:
         for vector in result.vectors:
             if (seq := step.sequences[vector.id]).live:
                 self._end(seq, Finish(reason=FinishReason.STOP, vector=vector.data))
+        for trial in result.trials:
+            if (tried := step.sequences.get(trial.id)) is not None and tried.live:
+                self._speculation.tried(tried, trial.drafted, trial.accepted)
         for admit in plan.admit:
             self._commit_prefill(step.sequences.get(admit.request.id), admit.cached_tokens)
         for chunk in plan.prefill:
@@ -254,7 +275,8 @@ class Scheduler:
     def statistics(self, now: float, runner: RunnerStatistics, step_s: float = 0.0) -> EngineStatistics:
         """Return a snapshot of counts and times."""
         waits_s = [now - seq.arrived for seq in self._queue.waiting]
-        return self._counters.statistics(self._running.values(), waits_s, len(self._queue.held), runner, step_s)
+        held, speculation = len(self._queue.held), self._speculation.statistics()
+        return self._counters.statistics(self._running.values(), waits_s, held, speculation, runner, step_s)
 
     def _has_suspects(self) -> bool:
         return any(seq.suspect for seq in self._running.values())
@@ -384,6 +406,11 @@ class Scheduler:
         if count == 0:
             return
         out = self._outputs.of(seq)
+        if gained.drafted:
+            accepted = min(count, len(gained.tokens) - gained.forced) - 1
+            self._speculation.verified(seq, gained.drafted, accepted, ended=finish is not None)
+            out.drafted += gained.drafted
+            out.accepted += accepted
         if seq.state is State.PREFILL:
             seq.on(Event.PROMPT_DONE)
             self._counters.prompt_tokens += 1  # the last one was fed as a decode row

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from .messages import FinishReason
 from .sequence import Sequence
 from .states import State
-from .statistics import EngineStatistics, RunnerStatistics
+from .statistics import EngineStatistics, RunnerStatistics, SpeculationStatistics
 
 
 @dataclass(slots=True)
@@ -45,6 +45,7 @@ class SchedulerCounters:
         running: Collection[Sequence],
         waits_s: list[float],
         awaiting_grammar: int,
+        speculation: SpeculationStatistics,
         runner: RunnerStatistics,
         step_s: float,
     ) -> EngineStatistics:
@@ -69,5 +70,6 @@ class SchedulerCounters:
             step_s=step_s,
             prefill_s=self.prefill_s,
             decode_s=self.decode_s,
+            speculation=speculation,
             runner=runner,
         )

@@ -17,7 +17,9 @@ class SchedulerLimits:
     - `chunk_sizes`: allowed prompt tokens of a step, ascending; empty for any number.
     - `kv_blocks` of `kv_block` tokens: cache memory. With 0 blocks, sequences reserve up to `kv_tokens` tokens (0: no
       limit) instead.
-    - `draft_tokens`: most draft tokens of a decode row.
+    - `lookahead`: steps in flight beside the oldest one.
+    - `draft_tokens`: most draft tokens of a decode row. `drafts_resolved`: a step may follow one that verifies drafts
+      before that is applied.
     - `prefix_cache`: the runner reuses prompts, those of running sequences as `sharing` says.
     """
 
@@ -28,7 +30,9 @@ class SchedulerLimits:
     chunk_sizes: tuple[int, ...] = ()
     kv_block: int = 1
     kv_blocks: int = 0
+    lookahead: int = 0
     draft_tokens: int = 0
+    drafts_resolved: bool = False
     prefix_cache: bool = False
     sharing: Sharing = Sharing.COPIED
 

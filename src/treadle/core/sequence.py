@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from .acceptance import Acceptance
 from .messages import Finish, FinishReason, Submit, TokenLogprob, WaitReason
 from .plan import RowTokens
 from .states import Event, State, advance
@@ -39,6 +40,9 @@ class Sequence:
     may_reuse: bool = True  # cached tokens of others
     fed_tokens: int = 1  # the last one, by a decode row; 0 where it is pooled
     suspect: bool = False  # was in a step that raised, and has gained nothing since
+    ready: int = 0  # draft tokens behind its last one
+    last_verified: int = 0  # step that verified drafts
+    acceptance: Acceptance | None = None  # of its drafts, once any have been tried
     prefix_leader: Sequence | None = None  # computes the prefix that it waits for, before it joins
     awaited_tokens: int = 0  # the length of this prefix
     prefix_peer: Sequence | None = None  # runs and begins with the same tokens, before it joins
@@ -115,16 +119,18 @@ class Sequence:
         self.num_computed_tokens += 1 + drafts
         self.tokens_in_flight += 1 + drafts
         self.last_decode_step = step
+        if drafts:
+            self.last_verified = step
 
     def settle_decode(self, drafts: int, gained: RowTokens) -> tuple[int, Finish | None]:
         """Settle a decode row that was booked with `drafts` draft tokens. Return how many of the tokens that it gained
         count, as those behind the end do not, and the finish if there is one."""
-        tokens, forced = gained.tokens, gained.forced
+        tokens, forced, self.ready = gained.tokens, gained.forced, gained.ready
         if self.superseded:
             return self._settle_superseded(tokens)
         sampled = len(tokens) - forced
         rejected = 1 + drafts - sampled
-        if not 0 <= rejected <= drafts:
+        if not 1 <= sampled <= 1 + gained.drafted <= 1 + drafts:
             raise AssertionError("a sequence gains a token, and one more for each accepted draft")
         self.suspect = False
         self.tokens_in_flight -= 1 + drafts
@@ -190,5 +196,5 @@ class Sequence:
 
     def _forget(self) -> None:
         self.num_computed_tokens = self.committed_tokens = self.cached_tokens = 0
-        self.tokens_in_flight = self.superseded = self.scored_tokens = 0
+        self.tokens_in_flight = self.superseded = self.scored_tokens = self.ready = 0
         self.joined = False

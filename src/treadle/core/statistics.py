@@ -42,6 +42,20 @@ class RunnerStatistics(msgspec.Struct, frozen=True, omit_defaults=True):
     grammars: GrammarStatistics = GrammarStatistics()
 
 
+class SpeculationStatistics(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Statistics of speculative decoding. Since the owner started: `steps` that verified draft tokens, for `rows`
+    sequences in all, which had `drafted` tokens verified and `accepted` of them. Now: whether drafts are verified
+    (`on`), the `reason` if not, and the `chances` of the first places, if those before are accepted."""
+
+    steps: int = 0
+    rows: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    on: bool = False
+    reason: str = ""
+    chances: tuple[float, ...] = ()
+
+
 class EngineStatistics(msgspec.Struct, frozen=True, omit_defaults=True):
     """Statistics of the owner after a step. Counters count since it started; times are in seconds. `preempted` are
     sequences that gave up their cache memory for others; `cached_tokens` were reused instead of computed. Of the
@@ -67,4 +81,5 @@ class EngineStatistics(msgspec.Struct, frozen=True, omit_defaults=True):
     step_s: float = 0.0
     prefill_s: float = 0.0
     decode_s: float = 0.0
+    speculation: SpeculationStatistics = SpeculationStatistics()
     runner: RunnerStatistics = RunnerStatistics()

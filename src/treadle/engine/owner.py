@@ -12,10 +12,12 @@ from collections.abc import Callable
 
 import msgspec
 
+from ..core.draft_budget import DraftBudget
 from ..core.grammar_state import GrammarLookup, no_grammars
-from ..core.messages import Capabilities, Failed, FromOwner, Loading, Ready
+from ..core.messages import Capabilities, Failed, FromOwner, Loading, Ready, SpeculationCapabilities
 from ..core.plan_builder import MatchPrefix, no_prefix
 from ..core.scheduler import Scheduler, SchedulerLimits
+from ..core.verify_costs import VerifyCosts
 from ..errors import TreadleError
 from ..runner.base import Runner, RunnerBroken, RunnerFactory
 from .in_flight_table import InFlightTable
@@ -91,6 +93,8 @@ def scheduler_for(
 ) -> Scheduler:
     """Create a scheduler for the runner's capabilities; `match` looks up cached prefixes of joining sequences, and
     `grammar` the states of their grammars."""
+    speculation = can.steps.speculation
+    budget = draft_budget(speculation)
     return Scheduler(
         SchedulerLimits(
             max_running=limits.max_running,
@@ -100,13 +104,24 @@ def scheduler_for(
             chunk_sizes=can.steps.chunk_sizes,
             kv_block=can.kv.block,
             kv_blocks=can.kv.blocks,
-            draft_tokens=can.steps.draft_tokens,
+            lookahead=can.steps.lookahead,
+            draft_tokens=speculation.draft_tokens if budget or not speculation.drafters else 0,
+            drafts_resolved=speculation.lookahead,
             prefix_cache=can.steps.prefix_cache,
             sharing=can.steps.sharing,
         ),
         match,
         grammar,
+        budget,
     )
+
+
+def draft_budget(can: SpeculationCapabilities) -> DraftBudget | None:
+    """Return the budget of draft tokens by the measured costs; None where nothing drafts tokens, or nothing was
+    measured."""
+    if not (can.drafters and can.plain and can.verifying):
+        return None
+    return DraftBudget(VerifyCosts(can.plain, can.verifying), can.draft_tokens)
 
 
 def kv_tokens(can: Capabilities, max_running: int) -> int:

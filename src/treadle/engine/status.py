@@ -6,7 +6,8 @@ from typing import Any
 
 import msgspec
 
-from ..core.messages import Capabilities
+from ..core.messages import Capabilities, SpeculationCapabilities, StepReport
+from ..core.statistics import SpeculationStatistics
 from .client import EngineClient
 from .deaths import Cause
 from .generation import Generation
@@ -27,6 +28,7 @@ def status_of(client: EngineClient) -> dict[str, Any]:
         "reason": health.reason,
         "path": path,
         "compute": None if can is None else {"summary": can.compute.summary(), **msgspec.to_builtins(can.compute)},
+        "speculation": None if can is None else _speculation_status(can.steps.speculation, client.report),
         "admission": {
             **client.gate.statistics(now),
             "running": len(generations) - len(waits),
@@ -40,11 +42,29 @@ def status_of(client: EngineClient) -> dict[str, Any]:
 
 
 def _flat(can: Capabilities) -> dict[str, Any]:
-    """Return all fields side by side; those of `kv` with `kv_` before their names. The compute path, which the status
-    shows beside the capabilities, is left out."""
+    """Return all fields side by side; those of `kv` with `kv_` before their names. The compute path and speculation,
+    which the status shows beside the capabilities, are left out."""
     fields: dict[str, Any] = msgspec.to_builtins(can)
     kv, steps, _ = fields.pop("kv", {}), fields.pop("steps", {}), fields.pop("compute", None)  # defaults are omitted
+    steps.pop("speculation", None)
     return {**fields, **{f"kv_{name}": value for name, value in kv.items()}, **steps}
+
+
+def _speculation_status(can: SpeculationCapabilities, report: StepReport | None) -> dict[str, Any]:
+    """Return what drafts tokens, whether they are verified and why not, and what became of them."""
+    found = SpeculationStatistics() if report is None else report.statistics.speculation
+    return {
+        "drafters": list(can.drafters),
+        "draft_tokens": can.draft_tokens,
+        "on": found.on,
+        "reason": can.reason or found.reason,
+        "steps": found.steps,
+        "drafted": found.drafted,
+        "accepted": found.accepted,
+        "acceptance": round(found.accepted / max(1, found.drafted), 4),
+        "tokens_per_step": round(1 + found.accepted / max(1, found.rows), 3),
+        "chances": list(found.chances),
+    }
 
 
 def _engine_status(client: EngineClient, now: float) -> dict[str, Any]:

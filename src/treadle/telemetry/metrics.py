@@ -18,6 +18,7 @@ from .exposition import format_family
 from .key_metrics import KeyCollector, KeySource
 from .logs import log_statistics
 from .response_metrics import ResponsesCollector, ResponsesSource
+from .speculation_metrics import SpeculationMetrics
 
 # Seconds. A model on a laptop may take minutes to its first token and a step of a large batch is milliseconds.
 LONG_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300, 600, 1800)
@@ -60,6 +61,7 @@ class Metrics:
         self._engine()
         self._prefixes = _Prefixes(self.registry)
         self._grammars = _Grammars(self.registry)
+        self._speculation = SpeculationMetrics(self.registry)
         self._front()
         self.registry.register(_LogCollector())
 
@@ -204,6 +206,7 @@ class Metrics:
         self._preempted.inc(_increase(self._last.preempted, now.preempted))
         self._prefixes.step(self._last.runner.prefix, now.runner.prefix)
         self._grammars.step(self._last.runner.grammars, now.runner.grammars)
+        self._speculation.step(self._last.speculation, now.speculation)
         self._last = now
         if steps:
             self._step.observe(now.step_s)

@@ -319,6 +319,7 @@ SERVER: dict[str, Schema] = {
             "reason": STRING,
             "path": STRING,
             "compute": OBJECT_OR_NULL,
+            "speculation": OBJECT_OR_NULL,
             "uptime_s": {"type": "number", "minimum": 0},
             "admission": OBJECT,
             "requests": listed(OBJECT),

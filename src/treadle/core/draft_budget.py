@@ -1,0 +1,172 @@
+"""Draft tokens of a step: as many as raise the tokens per second, down to none.
+
+The most probable draft tokens of all sequences are taken first. Their number is the one that gives the most tokens per
+second by the expected cost of the step, and plain decoding remains where none gives clearly more. So there is no
+threshold of batch size or acceptance, and nothing is verified that does not pay.
+
+What is not done is not measured: costs and chances of the way that is off may have changed since. A share of the time
+pays for trials: a step that verifies the drafts of one sequence while steps are plain, and a few plain steps while they
+verify.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterator
+from collections.abc import Sequence as Ordered
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+from .acceptance import Acceptance
+from .sequence import Sequence
+from .verify_costs import VerifyCosts
+
+GAIN = 1.02  # tokens per second over those of plain decoding, from which on drafts are verified
+TRIAL_SHARE = 0.005  # of the time
+TRIAL_TOKENS = 4
+PLAIN_TRIAL_STEPS = 4  # the first of them waits for the step before
+NOTHING_READY = "no tokens are proposed"
+_MOST_CREDIT_S = 1.0
+_LEAST_COST = 0.1  # of a plain step: what a trial counts where it is no slower
+
+
+@dataclass(slots=True)
+class DraftBudget:
+    """Choice of the draft tokens of each step, at most `most` of a sequence, and what it is learned from.
+
+    `usual` are the chances over all sequences, and `reason` says why the last choice was none; empty if it was not.
+    """
+
+    costs: VerifyCosts
+    most: int
+    usual: Acceptance = field(default_factory=Acceptance)
+    reason: str = NOTHING_READY
+    _credit_s: float = 0.0
+    _tries: bool = False  # the step in flight is a trial
+    _ratios: dict[int, dict[int, float]] = field(default_factory=dict)
+    _plain_left: int = 0  # steps of a trial
+    _verifies: bool = False  # the last choice, and no trial
+
+    def could_gain(self, rows: int) -> bool:
+        """Whether drafts would pay in a step of `rows` sequences if all of them were accepted."""
+        return self._bound(rows, 1.0) >= GAIN
+
+    def choose(self, seqs: Collection[Sequence], *, in_flight: bool) -> dict[Sequence, int]:
+        """Return how many draft tokens to verify of each of `seqs`, all that decode; without those that have none.
+
+        `in_flight`: a step in flight samples another token of each. The first draft is this token then, and is not to
+        be verified any more: the choice is what could be done once that step is finished.
+        """
+        offers = {seq: chances for seq in seqs if seq.ready and (chances := self._chances(seq, in_flight))}
+        if not offers:
+            self._verifies = False
+            self.reason = NOTHING_READY
+            return {}
+        if self._plain_left:
+            self._plain_left -= 1
+            return {}
+        rows = len(seqs)
+        if (bound := self._bound(rows, max(chances[0] for chances in offers.values()))) < GAIN:
+            return self._refused(rows, bound, offers, in_flight)
+        drafts = [(chance, -place, seq) for seq, chances in offers.items() for place, chance in enumerate(chances)]
+        drafts.sort(key=lambda draft: draft[:2], reverse=True)
+        gain, count = self._best(rows, [chance for chance, _, _ in drafts])
+        if gain < GAIN:
+            return self._refused(rows, gain, offers, in_flight)
+        self.reason = ""
+        if self._verifies and self._tries_plain(rows, gain):
+            return {}
+        self._verifies = not in_flight
+        return Counter(seq for _, _, seq in drafts[:count])
+
+    def observe(self, seq: Sequence, drafted: int, accepted: int) -> None:
+        """Learn that of `drafted` draft tokens of `seq` the first `accepted` were right, and the next one, if any, was
+        not."""
+        if seq.acceptance is None:
+            seq.acceptance = Acceptance(self.usual)
+        seq.acceptance.observe(drafted, accepted)
+        self.usual.observe(drafted, accepted)
+
+    def observe_plain(self, rows: int, seconds: float) -> None:
+        """Learn from a plain step of `rows` sequences that followed another."""
+        self._earn(seconds)
+        self.costs.observe_plain(rows, seconds)
+
+    def observe_verifying(self, rows: int, drafts: int, seconds: float) -> None:
+        """Learn from a step of `rows` sequences that verified `drafts` tokens in all."""
+        self._earn(seconds)
+        if self._tries:
+            self._tries = False
+            self._credit_s -= _trial_s(seconds, self.costs.plain_s(rows))
+        self.costs.observe_verifying(rows, drafts, seconds)
+
+    def _earn(self, seconds: float) -> None:
+        self._credit_s = min(_MOST_CREDIT_S, self._credit_s + TRIAL_SHARE * seconds)
+
+    def _chances(self, seq: Sequence, in_flight: bool) -> list[float]:
+        """Return for each draft of `seq` that can be verified the chance that it is accepted."""
+        count = min(seq.ready, self.most + in_flight)
+        return (seq.acceptance or self.usual).reached(count)[in_flight:]
+
+    def _bound(self, rows: int, chance: float) -> float:
+        """Return the tokens per second over those of plain steps, at most, if `chance` is the best of all drafts."""
+        return self.costs.scale * max((1 + chance * count / rows) * ratio for count, ratio in self._sized(rows).items())
+
+    def _best(self, rows: int, chances: Ordered[float]) -> tuple[float, int]:
+        """Return the most tokens per second over those of plain steps, and how many of the drafts give it."""
+        accepted, scale = list(accumulate(chances)), self.costs.scale
+        counts = [(count, ratio) for count, ratio in self._sized(rows).items() if count < len(accepted)]
+        counts.append((len(accepted), self.costs.ratio(rows, len(accepted))))
+        return max((scale * (1 + accepted[count - 1] / rows) * ratio, count) for count, ratio in counts)
+
+    def _sized(self, rows: int) -> dict[int, float]:
+        """Return the ratios of costs by numbers of drafts, up to those of all sequences."""
+        found = self._ratios.get(rows)
+        if found is None:
+            found = {count: self.costs.ratio(rows, count) for count in _sizes(self.most * rows)}
+            self._ratios[rows] = found
+        return found
+
+    def _refused(
+        self, rows: int, gain: float, offers: dict[Sequence, list[float]], in_flight: bool
+    ) -> dict[Sequence, int]:
+        """Return the drafts of a trial, as the others don't pay."""
+        self._verifies = False
+        self.reason = f"{rows} sequences would have {gain:.2f} times the tokens per second"
+        return self._try_drafts(rows, offers, in_flight)
+
+    def _try_drafts(self, rows: int, offers: dict[Sequence, list[float]], in_flight: bool) -> dict[Sequence, int]:
+        """Return a few drafts of the sequence whose last ones are the oldest, where there is credit for it and more
+        drafts could pay."""
+        seq = min(offers, key=lambda seq: seq.last_verified)
+        count = min(TRIAL_TOKENS, len(offers[seq]))
+        plain_s = self.costs.plain_s(rows)
+        cost_s = min(_trial_s(self.costs.verifying_s(rows, count), plain_s), plain_s)
+        if cost_s > self._credit_s or not self.could_gain(rows):
+            return {}
+        self._tries = not in_flight
+        return {seq: count}
+
+    def _tries_plain(self, rows: int, gain: float) -> bool:
+        """Begin a few plain steps, where there is credit for what they take longer."""
+        cost_s = PLAIN_TRIAL_STEPS * self.costs.plain_s(rows) * (1 - 1 / gain)
+        if cost_s > self._credit_s:
+            return False
+        self._credit_s -= cost_s
+        self._verifies = False
+        self._plain_left = PLAIN_TRIAL_STEPS - 1
+        return True
+
+
+def _trial_s(verifying_s: float, plain_s: float) -> float:
+    """The seconds that a trial of drafts takes longer."""
+    return max(verifying_s - plain_s, _LEAST_COST * plain_s)
+
+
+def _sizes(most: int) -> Iterator[int]:
+    """Yield numbers of draft tokens up to `most`, the last one, each about a third more than the one before."""
+    size = 1
+    while size < most:
+        yield size
+        size += max(1, size // 3)
+    yield most

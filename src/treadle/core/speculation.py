@@ -1,0 +1,106 @@
+"""Speculative decoding in a scheduler: the draft tokens of its plans, and what is learned from their results.
+
+The tokens that drafts follow must be known, and so must be what became of drafts before anything follows those. So a
+step that verifies drafts is planned with nothing in flight, and nothing is planned until it is applied; the seconds
+that this takes longer are part of its measured cost. Steps that compute prompts verify nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+from .draft_budget import DraftBudget
+from .inflight_step import InFlightStep
+from .plan import StepPlan
+from .preemption import DecodeDemand
+from .sequence import Sequence
+from .statistics import SpeculationStatistics
+
+_SHOWN_PLACES = 4
+
+
+@dataclass(slots=True)
+class _TimedPlan:
+    """A plan that only decodes, until the next one shows how long it took. `steady`: plain steps have followed each
+    other as they go on."""
+
+    began: float
+    rows: int
+    verifies: bool
+    steady: bool
+    drafted: int = 0
+
+
+class Speculation:
+    """Draft tokens of plans, with `budget`; none without one. `lookahead` steps may be in flight beside the oldest;
+    those that verify drafts may be followed, too, with `resolved`."""
+
+    def __init__(self, budget: DraftBudget | None, *, lookahead: int, resolved: bool) -> None:
+        self._budget = budget
+        self._lookahead = lookahead
+        self._resolved = resolved
+        self._timed: _TimedPlan | None = None
+        self._steps = self._rows = self._drafted = self._accepted = 0
+
+    def blocks(self, in_flight: Iterable[InFlightStep]) -> bool:
+        """Whether nothing can be planned before the steps in flight are applied, as they may reject drafts."""
+        return not self._resolved and any(step.verifies for step in in_flight)
+
+    def choose(
+        self, running: Collection[Sequence], demand: DecodeDemand, *, in_flight: bool
+    ) -> Mapping[Sequence, int] | None:
+        """Return how many draft tokens to verify of each sequence; None for as many as the runner takes. With a step
+        `in_flight` that is to be applied first, if there are any."""
+        if self._budget is None:
+            return None
+        if len(demand.sequences) < len(running):
+            return {}
+        return self._budget.choose(demand.sequences, in_flight=in_flight)
+
+    def proposes(self, rows: int) -> bool:
+        """Whether drafts are worth having where `rows` sequences decode."""
+        return self._budget is not None and rows > 0 and self._budget.could_gain(rows)
+
+    def planned(self, plan: StepPlan, now: float, *, follows: bool) -> None:
+        """Learn how long the plan before took, as `plan` has been made."""
+        before, self._timed = self._timed, None
+        if self._budget is None or plan.prefill or plan.admit:
+            return
+        verifies = any(decode.drafts for decode in plan.decode)
+        self._steps += verifies
+        follows_plain = before is not None and not before.verifies and (follows or not self._lookahead)
+        self._timed = _TimedPlan(now, len(plan.decode), verifies, follows_plain)
+        if before is not None and before.verifies:
+            self._budget.observe_verifying(before.rows, before.drafted, now - before.began)
+        elif before is not None and before.steady and follows_plain:
+            self._budget.observe_plain(before.rows, now - before.began)
+
+    def verified(self, seq: Sequence, drafted: int, accepted: int, *, ended: bool) -> None:
+        """Learn what became of the `drafted` tokens that a step verified. Where the sequence has `ended`, those behind
+        its end were not rejected."""
+        self._rows += 1
+        self._drafted += drafted
+        self._accepted += accepted
+        if self._timed is not None:
+            self._timed.drafted += drafted
+        self.tried(seq, accepted if ended else drafted, accepted)
+
+    def tried(self, seq: Sequence, drafted: int, accepted: int) -> None:
+        """Learn what became of `drafted` draft tokens."""
+        if self._budget is not None and drafted:
+            self._budget.observe(seq, drafted, accepted)
+
+    def statistics(self) -> SpeculationStatistics:
+        """Return a snapshot."""
+        if self._budget is None:
+            return SpeculationStatistics()
+        return SpeculationStatistics(
+            steps=self._steps,
+            rows=self._rows,
+            drafted=self._drafted,
+            accepted=self._accepted,
+            on=not self._budget.reason,
+            reason=self._budget.reason,
+            chances=tuple(round(self._budget.usual.chance(place), 3) for place in range(_SHOWN_PLACES)),
+        )

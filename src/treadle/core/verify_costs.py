@@ -1,0 +1,96 @@
+"""Seconds of decode steps, plain and with draft tokens to verify: measured in the warm-up, and corrected live."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Sequence
+
+from .messages import StepCost
+
+FORGET = 0.9  # weight of the past against each new step; the first ones are averaged
+OUTLIER = 3.0  # a step counts as at most so many times what was expected, or that part of it
+
+
+class VerifyCosts:
+    """Costs of steps in which `rows` sequences decode: `plain` ones, and `verifying` ones with draft tokens.
+
+    Costs between measured ones are interpolated, by the draft tokens of a number of rows and then by the rows. Beyond
+    the largest ones they grow as they did last. Two scales follow the steps of the server, whose sequences are longer
+    than those of the warm-up, and whose host has more to do.
+    """
+
+    def __init__(self, plain: Iterable[StepCost], verifying: Iterable[StepCost]) -> None:
+        self._plain = _Line([(cost.rows, cost.seconds) for cost in plain])
+        drafts: dict[int, list[tuple[int, float]]] = {}
+        for cost in verifying:
+            drafts.setdefault(cost.rows, []).append((cost.tokens - cost.rows, cost.seconds))
+        self._rows = sorted(drafts)
+        self._lines = [_Line(drafts[rows]) for rows in self._rows]
+        self._plain_scale = _Scale()
+        self._verifying_scale = _Scale()
+
+    @property
+    def scale(self) -> float:
+        """What `ratio` is to be multiplied by, as the server's steps are not those of the warm-up."""
+        return self._plain_scale.value / self._verifying_scale.value
+
+    def ratio(self, rows: int, drafts: int) -> float:
+        """Return the seconds of a plain step over those of one that verifies `drafts` tokens, in the warm-up."""
+        return self._plain.at(rows) / self._verifying(rows, drafts)
+
+    def plain_s(self, rows: int) -> float:
+        """Return the expected seconds of a plain step."""
+        return self._plain_scale.value * self._plain.at(rows)
+
+    def verifying_s(self, rows: int, drafts: int) -> float:
+        """Return the expected seconds of a step that verifies `drafts` tokens in all."""
+        return self._verifying_scale.value * self._verifying(rows, drafts)
+
+    def observe_plain(self, rows: int, seconds: float) -> None:
+        """Learn from a plain step."""
+        self._plain_scale.observe(seconds, self._plain.at(rows))
+
+    def observe_verifying(self, rows: int, drafts: int, seconds: float) -> None:
+        """Learn from a step that verified `drafts` tokens in all."""
+        self._verifying_scale.observe(seconds, self._verifying(rows, drafts))
+
+    def _verifying(self, rows: int, drafts: int) -> float:
+        return _between(self._rows, rows, lambda i: self._lines[i].at(drafts))
+
+
+class _Scale:
+    """The server's seconds over those of the warm-up, which count as one step."""
+
+    def __init__(self) -> None:
+        self.value = 1.0
+        self._weight = 1.0
+
+    def observe(self, seconds: float, expected: float) -> None:
+        ratio = min(max(seconds / expected, self.value / OUTLIER), self.value * OUTLIER)
+        self._weight = FORGET * self._weight + 1
+        self.value += (ratio - self.value) / self._weight
+
+
+class _Line:
+    """Seconds by a number, linear between the known ones."""
+
+    def __init__(self, points: Sequence[tuple[int, float]]) -> None:
+        ordered = sorted(points)
+        self._at = [at for at, _ in ordered]
+        self._seconds = [seconds for _, seconds in ordered]
+
+    def at(self, number: int) -> float:
+        return _between(self._at, number, self._seconds.__getitem__)
+
+
+def _between(at: Sequence[int], number: int, seconds: Callable[[int], float]) -> float:
+    """Return the seconds at `number`, given those at each of the ascending numbers in `at`, by index. They are constant
+    below the first one."""
+    if number <= at[0] or len(at) == 1:
+        return seconds(0)
+    right = min(bisect_right(at, number), len(at) - 1)
+    low, high = seconds(right - 1), seconds(right)
+    slope = (high - low) / (at[right] - at[right - 1])
+    if number > at[right]:
+        return high + max(0.0, slope) * (number - at[right])
+    return low + slope * (number - at[right - 1])

@@ -1,0 +1,195 @@
+"""Speculative decoding of the scheduler: never slower than without, and what it is learned from (F3, P11)."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.core.drafting import Engine, Machine
+from tests.core.drive import Bench
+from treadle.core.acceptance import FIRST, Acceptance
+from treadle.core.draft_budget import NOTHING_READY
+from treadle.core.messages import StepCost, Submit
+from treadle.core.plan import DraftTrial, RowTokens, StepResult
+from treadle.core.scheduler import Scheduler, SchedulerLimits
+from treadle.core.statistics import RunnerStatistics, SpeculationStatistics
+from treadle.core.verify_costs import VerifyCosts
+
+MEMORY_BOUND = Machine(0.002, lambda rows, tokens: 0.010 + 0.0001 * max(0, tokens - 32))
+COMPUTE_BOUND = Machine(0.0002, lambda rows, tokens: 0.002 + 0.002 * tokens)
+HOST_BOUND = Machine(0.003, lambda rows, tokens: 0.001 + 0.00002 * tokens)
+MACHINES = {"memory": MEMORY_BOUND, "compute": COMPUTE_BOUND, "host": HOST_BOUND}
+
+
+def ratio(machine: Machine, rows: int, chance: float, *, wrong: float = 1.0, steps: int = 400) -> float:
+    """Tokens per second over those without drafts."""
+    drafting = Engine(machine, rows, lambda _: chance, machine.budget(wrong))
+    plain = Engine(machine, rows, lambda _: chance, None, most=0)
+    return drafting.run(steps) / plain.run(steps)
+
+
+@pytest.mark.parametrize("name", MACHINES)
+@pytest.mark.parametrize(("rows", "steps"), [(1, 400), (4, 400), (32, 200), (128, 100)])
+@pytest.mark.parametrize("chance", [0.0, 0.3, 0.6, 1.0])
+def test_no_acceptance_and_no_batch_is_slower_than_plain_decoding(
+    name: str, rows: int, steps: int, chance: float
+) -> None:
+    assert ratio(MACHINES[name], rows, chance, steps=steps) >= 0.98
+
+
+@pytest.mark.parametrize("rows", [1, 2, 4])
+@pytest.mark.parametrize("chance", [0.6, 0.9, 1.0])
+def test_few_sequences_gain_where_tokens_are_nearly_free(rows: int, chance: float) -> None:
+    assert ratio(MEMORY_BOUND, rows, chance) >= 1.6
+
+
+@pytest.mark.parametrize("wrong", [0.3, 3.0])
+def test_wrong_costs_are_corrected_by_the_server_s_own_steps(wrong: float) -> None:
+    assert ratio(MEMORY_BOUND, 4, 0.7, wrong=wrong, steps=3000) >= 1.4
+    assert ratio(COMPUTE_BOUND, 8, 0.3, wrong=wrong, steps=2000) >= 0.98
+
+
+def test_outcomes_that_plain_steps_show_for_free_need_no_trials() -> None:
+    engine = Engine(MEMORY_BOUND, 4, lambda _: 0.0, MEMORY_BOUND.budget(), told=3)
+    engine.run(12)
+    engine.plans.clear()
+    engine.budget._credit_s = -1e9
+    engine.run(200)
+    assert not any(decode.drafts for plan in engine.plans for decode in plan.decode)
+    assert all(plan.propose for plan in engine.plans)
+
+
+def test_drafts_are_taken_from_the_sequences_whose_drafts_are_right() -> None:
+    """Where a draft costs as much as half a token, those of one in four pay."""
+    machine = Machine(0.001, lambda rows, tokens: 0.004 + 0.0005 * tokens)
+    engine = Engine(machine, 4, lambda id_: float(id_ == "2"), machine.budget(), told=4)
+    engine.run(100)
+    engine.plans.clear()
+    engine.run(100)
+    drafts = {id_: sum(row.drafts for plan in engine.plans for row in plan.decode if row.id == id_) for id_ in "0123"}
+    assert drafts["2"] > 200
+    assert max(drafts[id_] for id_ in "013") < 40
+
+
+def test_nothing_is_in_flight_beside_a_step_that_verifies_drafts() -> None:
+    engine = Engine(MEMORY_BOUND, 2, lambda _: 1.0, MEMORY_BOUND.budget())
+    for _ in range(60):
+        engine.step()
+        verifying = [any(row.drafts for row in plan.decode) for plan, _ in engine.ends]
+        assert verifying in ([], [False], [True])
+    assert any(row.drafts for plan in engine.plans for row in plan.decode)
+
+
+def test_a_step_that_computes_a_prompt_verifies_nothing() -> None:
+    engine = Engine(MEMORY_BOUND, 2, lambda _: 1.0, MEMORY_BOUND.budget())
+    engine.run(40)
+    engine.scheduler.submit(Submit(id="long", prompt=tuple(range(2000)), max_tokens=4), engine.now)
+    engine.plans.clear()
+    while "long" in engine.scheduler._sequences:
+        engine.step()
+    chunks = [plan for plan in engine.plans if plan.prefill]
+    assert len(chunks) > 2
+    assert not any(row.drafts for plan in chunks for row in plan.decode)
+
+
+def test_without_lookahead_plain_steps_are_timed_one_by_one() -> None:
+    machine = Machine(0.001, lambda rows, tokens: 0.010)
+    engine = Engine(machine, 1, lambda _: 0.0, machine.budget(), ready=0, lookahead=0)
+    engine.run(200)
+    assert engine.budget.costs.plain_s(1) == pytest.approx(0.011, rel=0.05)
+
+
+def test_statistics_say_what_was_verified_and_why_nothing_is() -> None:
+    engine = Engine(MEMORY_BOUND, 1, lambda _: 1.0, MEMORY_BOUND.budget())
+    assert engine.scheduler.statistics(0.0, RunnerStatistics()).speculation.reason == NOTHING_READY
+    engine.run(50)
+    found = engine.scheduler.statistics(engine.now, RunnerStatistics()).speculation
+    assert found.on
+    assert found.reason == ""
+    assert found.steps > 20
+    assert found.rows in (found.steps, found.steps - 1)  # of one in flight nothing is known yet
+    assert found.accepted == found.drafted > 8 * 20
+    assert found.chances[0] > 0.9
+    engine = Engine(COMPUTE_BOUND, 4, lambda _: 0.0, COMPUTE_BOUND.budget())
+    engine.run(50)
+    found = engine.scheduler.statistics(engine.now, RunnerStatistics()).speculation
+    assert not found.on
+    assert "4 sequences would have" in found.reason
+    none = Scheduler(SchedulerLimits(1, 512)).statistics(0.0, RunnerStatistics()).speculation
+    assert none == SpeculationStatistics()
+
+
+def test_an_output_says_how_many_of_its_tokens_were_drafted() -> None:
+    bench = Bench(drafts=3)
+    bench.submit("a", max_tokens=9, stop_token_ids=(3,))
+    plan = bench.scheduler.plan(0.0)
+    (output,) = bench.scheduler.apply(plan, StepResult(rows=(RowTokens("a", (1, 2, 3), drafted=3),)))
+    assert (output.drafted, output.accepted) == (3, 2)
+
+
+def test_drafts_behind_the_end_of_a_sequence_were_not_rejected() -> None:
+    bench = Bench(drafts=3, guarded=True)
+    bench.submit("a", max_tokens=9, stop_token_ids=(3,))
+    plan = bench.scheduler.plan(0.0)
+    bench.scheduler.apply(plan, StepResult(rows=(RowTokens("a", (1,), ready=3),)))
+    plan = bench.scheduler.plan(0.0)
+    assert plan.decode[0].drafts == 3
+    bench.scheduler.apply(plan, StepResult(rows=(RowTokens("a", (2, 3), drafted=3),)))
+    assert bench.budget is not None
+    assert bench.budget.usual.chance(0) == pytest.approx((1 + FIRST) / 2)
+    assert bench.budget.usual.chance(1) == FIRST
+
+
+def test_trials_of_sequences_that_have_gone_teach_nothing() -> None:
+    bench = Bench(drafts=3, guarded=True)
+    bench.submit("a", max_tokens=9)
+    plan = bench.scheduler.plan(0.0)
+    bench.cancel("a")
+    trials = (DraftTrial("a", 3, 3), DraftTrial("b", 3, 3))
+    bench.scheduler.apply(plan, StepResult(rows=(RowTokens("a", (1,)),), trials=trials))
+    assert bench.budget is not None
+    assert bench.budget.usual.chance(0) == FIRST
+
+
+# What is learned -----------------------------------------------------------------------------------------------------
+
+
+def test_chances_come_from_others_first_and_then_from_the_sequence_s_own_drafts() -> None:
+    usual = Acceptance()
+    assert usual.reached(3) == pytest.approx([FIRST, FIRST**2, FIRST**3])
+    own = Acceptance(usual)
+    for _ in range(50):
+        usual.observe(3, 1)
+    assert own.reached(3) == pytest.approx([0.98, 0.98 * 0.07, 0.98 * 0.07 * FIRST], abs=0.01)
+    for _ in range(50):
+        own.observe(2, 2)
+    assert own.chance(0) > 0.98
+    assert own.chance(1) > 0.9
+    assert own.chance(2) == usual.chance(2)
+
+
+def test_costs_are_interpolated_by_drafts_and_rows_and_grow_beyond_the_largest() -> None:
+    plain = [StepCost(1, 1, 1.0), StepCost(4, 4, 2.0)]
+    verifying = [StepCost(1, 1, 2.0), StepCost(1, 5, 4.0), StepCost(3, 3, 4.0), StepCost(3, 9, 10.0)]
+    costs = VerifyCosts(plain, verifying)
+    assert [costs.plain_s(rows) for rows in (1, 2, 4, 7)] == pytest.approx([1.0, 4 / 3, 2.0, 3.0])
+    assert [costs.verifying_s(1, drafts) for drafts in (0, 2, 4, 8)] == [2.0, 3.0, 4.0, 6.0]
+    assert [costs.verifying_s(3, drafts) for drafts in (0, 6)] == [4.0, 10.0]
+    assert costs.verifying_s(2, 4) == 6.0  # between 4 and 8
+    assert costs.verifying_s(5, 0) == 6.0
+    assert VerifyCosts(plain[:1], verifying[:1]).plain_s(9) == 1.0
+
+
+def test_costs_that_fall_with_size_are_noise_beyond_the_largest() -> None:
+    assert VerifyCosts([StepCost(1, 1, 2.0), StepCost(2, 2, 1.0)], []).plain_s(5) == 1.0
+
+
+def test_costs_follow_the_server_and_an_outlier_moves_them_little() -> None:
+    costs = VerifyCosts([StepCost(1, 1, 1.0)], [StepCost(1, 1, 1.0)])
+    for _ in range(100):
+        costs.observe_plain(1, 2.0)
+    assert costs.plain_s(1) == pytest.approx(2.0, rel=0.01)
+    assert costs.verifying_s(1, 5) == 1.0
+    costs.observe_plain(1, 1000.0)
+    assert costs.plain_s(1) < 2.5
+    costs.observe_verifying(1, 0, 3.0)
+    assert costs.verifying_s(1, 5) == pytest.approx(1 + 2 / 1.9)
