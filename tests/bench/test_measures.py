@@ -141,6 +141,14 @@ def test_overload_tells_how_fast_and_how_honestly_it_was_refused() -> None:
     }
 
 
+def test_speculation_shows_in_every_workload_where_drafts_were_verified() -> None:
+    round_ = round_of(sample())
+    round_.status = {"draft rows": 10.0, "draft drafted": 40.0, "draft accepted": 30.0}
+    assert workload_figures("chat c=1", round_) == {"drafts accepted": 0.75, "tokens a verification": 4.0}
+    round_.status = {"draft rows": 0.0, "draft drafted": 0.0, "draft accepted": 0.0}
+    assert workload_figures("chat c=1", round_) == {}
+
+
 def test_agents_tell_what_their_later_turns_cost_and_what_was_reused() -> None:
     """P9"""
     round_ = round_of(

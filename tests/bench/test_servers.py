@@ -215,6 +215,9 @@ async def test_counters_are_those_of_a_treadle_server_and_none_of_others() -> No
             "restarts": 1.0,
             "prompt_tokens": 30.0,
             "completion_tokens": 4.0,
+            "draft rows": 0.0,
+            "draft drafted": 0.0,
+            "draft accepted": 0.0,
         }
     with fake_server() as server:
         assert await target_of(server).status() is None

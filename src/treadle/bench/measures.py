@@ -126,11 +126,18 @@ def _is_good(sample: Sample, limits: tuple[float, float]) -> bool:
 
 
 def workload_figures(workload: str, round_: Round) -> dict[str, float]:
-    """Return the workload's own figures, by name, without those that the round can't give."""
+    """Return the workload's own figures, and those of speculation, by name, without those that the round can't give."""
     compute = WORKLOAD_FIGURES.get(workload.split()[0])
-    if compute is None:
+    found = {**(compute(round_) if compute else {}), **_speculation(round_)}
+    return {name: value for name, value in found.items() if value is not None and math.isfinite(value)}
+
+
+def _speculation(round_: Round) -> dict[str, float | None]:
+    """Share of accepted draft tokens, and tokens of a sequence and step that verified some, where any were verified."""
+    rows, drafted, accepted = (round_.status.get(f"draft {name}", 0.0) for name in ("rows", "drafted", "accepted"))
+    if not rows:
         return {}
-    return {name: value for name, value in compute(round_).items() if value is not None and math.isfinite(value)}
+    return {"drafts accepted": _quotient(accepted, drafted), "tokens a verification": _quotient(rows + accepted, rows)}
 
 
 def _burst(round_: Round) -> dict[str, float | None]:

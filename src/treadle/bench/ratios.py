@@ -105,13 +105,14 @@ HIGHER = (
     "rate kept",
     "refusals with Retry-After",
     "prompt tokens reused",
+    "drafts accepted",
     "valid answers",
     "valid calls",
     "ended answers",
     "free rate kept",
 )
 COUNTS = ("neither answered nor refused", "still waiting at the end")
-TOKENS = ("wasted tokens a cancel",)
+TOKENS = ("wasted tokens a cancel", "tokens a verification")
 
 
 def rows(result: Result, workload: str) -> list[FigureRow]:
@@ -182,7 +183,7 @@ def _p99(times: Iterable[float]) -> float | None:
 
 def _workload_figure(name: str) -> Figure:
     """Return the figure for a name of `measures.workload_figures`, where a last word "s" is the unit."""
-    better: Better = "higher" if name in HIGHER else "lower"
+    better: Better = "higher" if name in (*HIGHER, "tokens a verification") else "lower"
     if name in HIGHER:
         return Figure(name, "part", better)
     if name.endswith(" s"):
