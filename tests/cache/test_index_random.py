@@ -60,6 +60,7 @@ class Life:
     def match(self) -> tuple[str, Tokens, str, list[Node], Node | None]:
         salt, request, tokens = self.chance.choice(SALTS), self.chance.choice(("", "x", "y", "z")), self.tokens()
         longest = self.oracle.longest(salt, tokens)
+        self.check_continuation(salt, tokens)
         found = self.index.match(salt, tokens, request)
         assert found.tokens == longest == self.block * len(found.nodes) + found.agree
         full = [self.entry(node) for node in found.nodes]
@@ -147,6 +148,15 @@ class Life:
     def entry(self, node: Node) -> Entry:
         assert self.nodes[node.handle] is node
         return self.oracle.present[node.handle]
+
+    def check_continuation(self, salt: str, tokens: Tokens) -> None:
+        """What goes on behind tokens is stored behind them."""
+        more = self.index.continuation(salt, tokens, 2 * self.block)
+        longer = {
+            entry.path[len(tokens) :] for entry in self.oracle.linked(salt) if entry.path[: len(tokens)] == tokens
+        }
+        assert bool(more) == any(longer)
+        assert not more or tuple(more) in {path[: len(more)] for path in longer}
 
     def check_sizes(self, freed: list[Freed]) -> None:
         assert len({handle for handle, _ in freed}) == len(freed)

@@ -300,6 +300,37 @@ def test_salts_without_blocks_are_forgotten(shelf: Shelf) -> None:
     assert shelf.index.salts == 0
 
 
+# Continuations
+
+
+@pytest.mark.parametrize("length", range(1, 12))
+def test_cached_tokens_go_on_behind_any_beginning_of_them(shelf: Shelf, length: int) -> None:
+    shelf.store(range(11))
+    assert shelf.index.continuation("", range(length), 100) == list(range(length, 11))
+    assert shelf.index.continuation("", range(length), 3) == list(range(length, 11))[:3]
+
+
+def test_nothing_goes_on_behind_tokens_that_are_not_all_cached(shelf: Shelf) -> None:
+    shelf.store(range(10))
+    assert shelf.index.continuation("", [*range(9), 99], 5) == []
+    assert shelf.index.continuation("", range(20), 5) == []
+    assert shelf.index.continuation("another salt", range(4), 5) == []
+
+
+@pytest.mark.parametrize("at", [4, 5])
+def test_of_several_continuations_the_latest_is_told(shelf: Shelf, at: int) -> None:
+    for last in (30, 10, 20):
+        shelf.store([*range(at), last])
+    assert shelf.index.continuation("", range(at), 5) == [20]
+
+
+def test_a_continuation_is_no_use_of_its_blocks(shelf: Shelf) -> None:
+    shelf.store([1, 2, 3, 4])
+    shelf.store([5, 6, 7, 8])
+    assert shelf.index.continuation("", [1, 2], 5) == [3, 4]
+    assert shelf.index.evict(1) == [Freed(1, 1)]
+
+
 # Integrity
 
 

@@ -23,7 +23,7 @@ from typing import NamedTuple
 from ..core.messages import BlockEvent
 from .events import EventLog
 from .eviction import EvictionOrder
-from .prefix_node import TOKEN_BYTES, Node, NodeState, pack
+from .prefix_node import TOKEN_BYTES, Node, NodeState, pack, unpack
 
 
 class Freed(NamedTuple):
@@ -119,6 +119,20 @@ class PrefixIndex:
         done = len(nodes) * block
         last, agree = node.best_child(pack(tokens[done : done + block]))
         return Match(tuple(nodes), last, agree, done + agree)
+
+    def continuation(self, salt: str, tokens: Sequence[int], most: int) -> list[int]:
+        """Return up to `most` cached tokens behind `tokens`, along the latest blocks; none where not all of `tokens`
+        are cached. That is no use of the blocks."""
+        at, found, more = self._roots.get(salt), self.find(salt, tokens), list[int]()
+        if found.tokens < len(tokens):
+            return more
+        if found.nodes:
+            at = found.nodes[-1]
+        begun = pack(tokens[len(found.nodes) * self.block :])
+        while at is not None and len(more) < most and (at := at.latest_child(begun)) is not None:
+            more += unpack(at.key[len(begun) :])
+            begun = b""
+        return more[:most]
 
     def insert(
         self, parent: Node | None, salt: str, tokens: Sequence[int], handle: int, size: int, request: str = ""

@@ -10,11 +10,13 @@ from __future__ import annotations
 import struct
 from array import array
 from bisect import bisect_left, insort
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
 TOKEN_BYTES = 8
+MOST_COMPARED = 16
+"""Most children with a common beginning of which the latest is searched."""
 
 
 class NodeState(Enum):
@@ -114,6 +116,16 @@ class Node:
                 if (same := common_prefix(near, key)) > agreed:
                     best, agreed = self.children[near], same
         return best, agreed
+
+    def latest_child(self, beginning: bytes) -> Node | None:
+        """Return the latest stored child whose key begins with `beginning`; of many children, one of the first."""
+        children = self.children or {}
+        keys: Iterable[bytes] = children
+        if self.order is not None:
+            at = bisect_left(self.order, beginning)
+            keys = self.order[at : at + MOST_COMPARED]
+        found = (children[key] for key in keys if key.startswith(beginning))
+        return max(found, key=lambda child: child.serial, default=None)
 
     def _neighbours(self, key: bytes) -> Sequence[bytes]:
         """Return the keys on either side of `key`'s insertion point, or the only child's."""

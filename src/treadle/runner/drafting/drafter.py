@@ -1,0 +1,54 @@
+"""The protocol of drafters.
+
+A drafter proposes tokens and is never asked whether they are right: a step verifies them, and the scheduler decides
+from measured costs and learned acceptance how many it verifies. Proposals that no step verifies are compared with the
+tokens that plain steps sample, so that acceptance is known before anything is spent on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from ...core.messages import Submit
+from ...core.plan import DraftTrial
+
+
+class DraftedRow(Protocol):
+    """A sequence as drafters see it. `tokens` are its prompt and the tokens that it gained; they only grow."""
+
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def salt(self) -> str: ...
+
+    @property
+    def tokens(self) -> Sequence[int]: ...
+
+    @property
+    def request(self) -> Submit: ...
+
+
+class Drafter(Protocol):
+    """A source of draft tokens, on the owner's thread. `name`, such as "lookup", "draft" or "mtp", is for status."""
+
+    name: str
+
+    def propose(self, rows: Sequence[DraftedRow], most: Sequence[int]) -> list[Sequence[int]]:
+        """Return the draft tokens behind the last token of each row, at most `most` of them. The step that is about to
+        start verifies them."""
+        ...
+
+    def follow(self, rows: Sequence[DraftedRow], seconds: float) -> list[DraftTrial]:
+        """Compare proposals with what `rows` gained in a step of `seconds` that is finished, make new ones within an
+        allowance of these seconds, and return the trials that are over."""
+        ...
+
+    def ready(self, row: DraftedRow) -> int:
+        """Return how many draft tokens are ready behind the tokens of a row. Cheap: asked for each row in each step."""
+        ...
+
+    def release(self, row_id: str) -> None:
+        """Forget a row, known or not."""
+        ...
