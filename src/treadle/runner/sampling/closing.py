@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import copy
 
 from llguidance import LLMatcher
 
@@ -43,6 +44,13 @@ class Closing:
         self._turns = False  # the next search for a way to take is the second one
         self._off = False
         self._keep_state()
+
+    def fork(self) -> Closing:
+        """Return one that goes on from here by itself, and counts nothing. No search may be under way."""
+        assert self._search is None
+        made = copy(self)
+        made._gave_up = lambda: None
+        return made
 
     def unsettle(self) -> None:
         """Forget the last token that was settled: it is not taken."""

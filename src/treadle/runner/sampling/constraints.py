@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace
 from itertools import islice, takewhile
 
 from llguidance import LLMatcher, LLTokenizer
@@ -93,6 +94,29 @@ class RowConstraint:
     @property
     def failure(self) -> str:
         return self._failure or ("" if self._grammar is None or self._reasoning is not None else self._grammar.failure)
+
+    def fork(self) -> RowConstraint:
+        """Return a constraint that goes on from here by itself, along tokens that may not be taken. It may not be
+        `searching`."""
+        made = copy(self)
+        made._reasoning = copy(self._reasoning)
+        made._grammar = None if self._grammar is None else self._grammar.fork()
+        made._closing = None if self._closing is None else self._closing.fork()
+        made._required = self._required.copy()
+        if self.limit is not None and self.limit.matcher is not None and made._grammar is not None:
+            made.limit = replace(self.limit, matcher=made._grammar.matcher)
+        return made
+
+    def allows(self, token: int) -> bool:
+        """Whether `token` may come next."""
+        limit = self.limit
+        if limit is None:
+            return token not in self.held
+        if token in limit.added:
+            return True
+        if token in limit.excluded or limit.matcher is None:
+            return False
+        return bool(limit.matcher.validate_tokens([token]))
 
     def settle(self, token: int) -> int:
         """Return the token to take in place of a drawn one: another one where a special token stands for text, or where

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Sequence
+from copy import copy
 from typing import Any
 
 import mlx.core as mx
@@ -40,6 +41,13 @@ class LogitsProcessors:
         self._held = request.min_tokens if len(self.stops) else 0
         self._end_position: float = math.inf if self.seen is not None or len(self.bias_ids) else self._held
 
+    def fork(self, constraint: RowConstraint | None) -> LogitsProcessors:
+        """Return processors that count tokens from here by themselves, beside a fork of the row's `constraint`."""
+        made = copy(self)
+        made.seen = None if self.seen is None else self.seen.fork()
+        made.constraint = constraint
+        return made
+
     def apply(self, position: int) -> bool:
         """Whether any of them changes the logits at `position`."""
         return position < self._end_position or (self.constraint is not None and bool(self.constraint.held))
@@ -69,6 +77,12 @@ class SeenTokens:
         self._slots: dict[int, int] = {}  # of generated tokens
         for token in history:
             self.add(token)
+
+    def fork(self) -> SeenTokens:
+        """Return counts that go on from here by themselves."""
+        made = copy(self)
+        made._ids, made._counts, made._slots = self._ids.copy(), self._counts.copy(), self._slots.copy()
+        return made
 
     @property
     def ids(self) -> npt.NDArray[np.int32]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from copy import copy
 
 from llguidance import LLMatcher, LLTokenizer
 
@@ -44,6 +45,14 @@ class RowGrammar:
             self.matcher = self.beginning.deep_copy()
         else:
             self._search.reset()
+
+    def fork(self) -> RowGrammar:
+        """Return a grammar that goes on from here by itself. No token may be settled that is not accepted."""
+        made = copy(self)
+        made._next = None
+        made.matcher = None if self.matcher is None else self.matcher.deep_copy()
+        made._search = None if self._search is None else self._search.fork()
+        return made
 
     @property
     def awaits_trigger(self) -> bool:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -78,6 +79,18 @@ class SamplingRow:
     def limited(self) -> bool:
         """Whether its constraint limits the next token."""
         return self.constraint is not None and self.constraint.limit is not None
+
+    @property
+    def remembers(self) -> bool:
+        """Whether the distribution of later tokens depends on those before them, other than through the model."""
+        return self.processors.seen is not None or self.constraint is not None
+
+    def fork(self) -> SamplingRow:
+        """Return a state that goes on from here by itself, along tokens that may not be taken."""
+        made = copy(self)
+        made.constraint = None if self.constraint is None else self.constraint.fork()
+        made.processors = self.processors.fork(made.constraint)
+        return made
 
     def accept(self, token: int) -> str:
         """Take over a settled token: count it, if a penalty needs the count, and advance the constraint. Return why the

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass
 
 
@@ -25,6 +26,12 @@ class TriggerSearch:
         self._longest = max(len(text) for text in self._triggers)
         self._bytes_of = bytes_of
         self.reset()
+
+    def fork(self) -> TriggerSearch:
+        """Return a search that goes on from here by itself."""
+        made = copy(self)
+        made._tokens = list(self._tokens)
+        return made
 
     def reset(self) -> None:
         """Forget all tokens so far."""
