@@ -117,7 +117,7 @@ class ForwardPass:
         if not batch.in_buckets:
             return self._put(rows)[0] if 0 < len(rows) < batch.count else None
         segments = batch.real
-        if len(rows) == len(segments) and decode_bucket(len(rows)) == batch.count and rows[-1] == len(rows) - 1:
+        if 0 < len(rows) == rows[-1] + 1 and decode_bucket(len(rows)) == batch.count:
             return None
         single = sum(len(segment.tokens) == 1 for segment in segments)
         size = head_bucket(single, len(segments), len(rows))

@@ -29,7 +29,9 @@ class RowSegment(msgspec.Struct, frozen=True):
     Where `previous` is not negative, the last token is the one sampled at that index of the step before, and its value
     here is ignored. `wants` is the number of last tokens whose logits are needed: 0, 1 or all. With `picks` the next
     token is sampled from the last one's logits. `hidden` is the number of last tokens whose hidden states are
-    needed, where a pass is asked for any. A segment with `padding` fills a batch up to its bucket.
+    needed, where a pass is asked for any. `beside` is the number of tokens that a decode row computes beside the one
+    that it feeds: drafts behind it, or tokens that are computed again before it. A segment with `padding` fills a batch
+    up to its bucket.
     """
 
     sequence: KvSequence
@@ -40,6 +42,7 @@ class RowSegment(msgspec.Struct, frozen=True):
     previous: int = -1
     padding: bool = False
     hidden: int = 0
+    beside: int = 0
 
     @property
     def id(self) -> str:

@@ -17,6 +17,8 @@ from ..forward.segments import ForwardOutput, KvSequence, RowSegment
 from ..mlxlm import Selection
 from ..unsupported import Unsupported as Unsupported
 
+MOST_DRAFTS = 8
+"""Draft tokens of a sequence in a pass, at most."""
 Live = Mapping[str, KvSequence]
 """The registry of live sequences, by id. The runner adds and removes them."""
 Clock = Callable[[], float]
@@ -56,6 +58,9 @@ class KvBackend(Protocol):
     step is prepared while the device runs the one before, and handed over when that is finished: it writes to arrays
     that MLX would copy while they are in use. Chunks of prompts should be as long as one of `chunk_sizes` (empty: any
     length), or multiples of `prefill_quantum` tokens (0: any).
+
+    A sequence may verify up to `draft_tokens` draft tokens in a pass (0: none, for the reason `no_drafts`). Where the
+    backend `replays`, states of rejected ones can't be cut: the sequence's next segment begins where that pass began.
     """
 
     @property
@@ -86,6 +91,15 @@ class KvBackend(Protocol):
 
     @property
     def prefill_quantum(self) -> int: ...
+
+    @property
+    def draft_tokens(self) -> int: ...
+
+    @property
+    def no_drafts(self) -> str: ...
+
+    @property
+    def replays(self) -> bool: ...
 
     def warm_passes(self, limits: WarmLimits) -> list[WarmPass]:
         """Steps that compile or load what is usual, so that no request waits for it."""
@@ -127,6 +141,12 @@ class KvBackend(Protocol):
 
     def commit(self, segments: Iterable[RowSegment]) -> None:
         """Mark all tokens up to each segment's end as computed and known: other sequences may reuse them."""
+        ...
+
+    def retract(self, sequence: KvSequence, length: int) -> None:
+        """Forget what the last pass computed behind the first `length` tokens, of rejected drafts, and free its blocks.
+        Called after the pass, before its `commit`, and with no other in flight; where the backend `replays`, tokens of
+        that pass are not committed before they are computed again."""
         ...
 
     def release(self, sequence: KvSequence) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from .backend import WarmLimits, WarmPass
 
+UNPLANNED = "MLX's attention on CUDA is planned anew for each new length of a pass, which takes longer than drafts save"
 _QUANTUM = 256
 _PAD = 64
 

@@ -74,6 +74,11 @@ class SlotAllocator(BlockResources):
         mine.states[end] = self._take()
         return (mine.states[start] if start else FRESH), mine.states[end]
 
+    def retract(self, mine: SlotTable, tokens: int) -> None:
+        """Let go of states after more than `tokens` tokens."""
+        for seen in [seen for seen in mine.states if seen > tokens]:
+            self._let_go(mine.states.pop(seen))
+
     def attach(self, mine: SlotTable, tokens: int, handle: int) -> None:
         """Attach the state after `tokens` tokens, if the sequence has it, to the block that ends there."""
         slot = mine.states.get(tokens)

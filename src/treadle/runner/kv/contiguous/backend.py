@@ -23,12 +23,12 @@ from ...forward.ragged import ForwardPass, RaggedBatch
 from ...forward.segments import ForwardOutput, KvSequence, RowSegment
 from ...mlxlm import Selection
 from ...recurrent.operations import RecurrentOperations
-from ..backend import Clock, LeastMemory, Live, WarmLimits, WarmPass
+from ..backend import MOST_DRAFTS, Clock, LeastMemory, Live, WarmLimits, WarmPass
 from ..block_resources import places_to_keep
 from ..cache_layout import CacheLayout
 from ..cost import KvCost
 from ..lookahead import evaluation
-from ..planned_attention import prefill_quantum, warm_passes
+from ..planned_attention import UNPLANNED, prefill_quantum, warm_passes
 from ..recurrent_group import ROW_SLOTS, TEST_SLOTS, RecurrentConfig, RecurrentGroup, RecurrentRow
 from ..slot_allocator import SlotTable
 from .buffer import STEP, Buffer
@@ -137,6 +137,18 @@ class ContiguousBackend:
         return Sharing.COPIED if self._recurrent is None else Sharing.MARKED
 
     @property
+    def draft_tokens(self) -> int:
+        return 0 if self.no_drafts else MOST_DRAFTS
+
+    @property
+    def no_drafts(self) -> str:
+        return UNPLANNED if self.prefill_quantum else ""
+
+    @property
+    def replays(self) -> bool:
+        return self._recurrent is not None
+
+    @property
     def index(self) -> PrefixIndex | None:
         """None where there are recurrent layers: prefixes are reused where a state is, which no block shows."""
         return self._index if self._recurrent is None else None
@@ -212,6 +224,14 @@ class ContiguousBackend:
         state: _State | None = sequence.kv
         if state is not None and self._recurrent is not None:
             state.marks += [end // PREFIX_BLOCK * PREFIX_BLOCK for end in ends]
+
+    def retract(self, sequence: KvSequence, length: int) -> None:
+        state: _State | None = sequence.kv
+        if state is not None:
+            for buffer in state.buffers:
+                buffer.cut(length)
+            if self._recurrent is not None:
+                self._recurrent.slots.retract(state.slots, length)
 
     def release(self, sequence: KvSequence) -> None:
         """The tokens behind the last whole block are cached as well."""

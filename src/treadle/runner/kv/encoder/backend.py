@@ -55,6 +55,9 @@ class EncoderBackend:
     sharing = Sharing.COPIED
     index = None
     chunk_sizes: tuple[int, ...] = ()
+    draft_tokens = 0
+    no_drafts = NO_TEXT
+    replays = False
 
     def __init__(self, config: EncoderConfig, module: Any) -> None:
         self.prefill_quantum = config.longest  # so that most prompts are one chunk
@@ -102,6 +105,8 @@ class EncoderBackend:
     def checkpoint(self, sequence: KvSequence, ends: Sequence[int]) -> None: ...
 
     def commit(self, segments: Iterable[RowSegment]) -> None: ...
+
+    def retract(self, sequence: KvSequence, length: int) -> None: ...
 
     def release(self, sequence: KvSequence) -> None: ...
 

@@ -75,6 +75,9 @@ class PaddedBackend:
     launches_ahead = False
     sharing = Sharing.MARKED
     chunk_sizes: tuple[int, ...] = ()
+    draft_tokens = 0
+    no_drafts = "mlx-lm's caches can be cut for all sequences of a batch alike, and not for each by itself"
+    replays = False
 
     def __init__(self, config: PaddedConfig, module: Any, live: Live, clock: Clock) -> None:
         self.name = config.name
@@ -146,6 +149,9 @@ class PaddedBackend:
         for segment in segments:
             if segment.sequence.kv is not None:
                 segment.sequence.kv.committed = segment.end
+
+    def retract(self, sequence: KvSequence, length: int) -> None:
+        raise AssertionError("no drafts are verified")
 
     def release(self, sequence: KvSequence) -> None:
         """Release the sequence's caches: at once, or at the next decode step if others share the batch."""

@@ -25,7 +25,7 @@ from ...forward.segments import ForwardOutput, KvSequence, RowSegment, padding
 from ...mlxlm import Selection
 from ...recurrent.kernels import RecurrentKernels
 from ...recurrent.layer import Recurrences
-from ..backend import Clock, Live, WarmLimits, WarmPass
+from ..backend import MOST_DRAFTS, Clock, Live, WarmLimits, WarmPass
 from ..cache_layout import CacheLayout
 from ..prefix_view import PrefixView
 from ..recurrent_group import RecurrentGroup, RecurrentRow
@@ -83,6 +83,8 @@ class PagedBackend:
     lookahead = 1
     launches_ahead = True
     prefill_quantum = 0
+    draft_tokens = MOST_DRAFTS
+    no_drafts = ""
 
     def __init__(self, config: PagedConfig, module: Any, live: Live) -> None:
         self._shapes = list({id(layer.kernels): layer.kernels for layer in config.layers}.values())
@@ -123,6 +125,10 @@ class PagedBackend:
     @property
     def sharing(self) -> Sharing:
         return Sharing.HELD_MARKED if self._pages.windows or self._recurrent is not None else Sharing.HELD
+
+    @property
+    def replays(self) -> bool:
+        return self._recurrent is not None
 
     @property
     def index(self) -> PrefixIndex | None:
@@ -186,6 +192,11 @@ class PagedBackend:
                     state.full = count // PAGE * PAGE + PAGE
                     self._pages.commit(state.table, PrefixView(segment.sequence.tokens, count))
                     self._pages.leave_behind(state.table, count)
+
+    def retract(self, sequence: KvSequence, length: int) -> None:
+        state: _State | None = sequence.kv
+        if state is not None:
+            self._pages.shrink(state.table, length)
 
     def release(self, sequence: KvSequence) -> None:
         state: _State | None = sequence.kv

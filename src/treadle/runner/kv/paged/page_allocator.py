@@ -186,6 +186,17 @@ class PageAllocator:
             mine.append(self._take())
         return mine.table[: mine.count]
 
+    def shrink(self, mine: PageTable, tokens: int) -> None:
+        """Free the pages behind the table's first `tokens` tokens, all of its own, and let go of states after more."""
+        while (mine.count - 1) * self.size >= tokens:
+            assert mine.count > mine.shared, "a page of the index"
+            mine.count -= 1
+            self._free.append(int(mine.table[mine.count]))
+        for pages, table in zip(self.windows, mine.windows, strict=True):
+            pages.shrink(table, tokens)
+        if self.slots is not None:
+            self.slots.retract(mine.slots, tokens)
+
     def leave_behind(self, mine: PageTable, tokens: int) -> None:
         """Let go of pages behind the windows: the first `tokens` tokens are computed."""
         for pages, table in zip(self.windows, mine.windows, strict=True):

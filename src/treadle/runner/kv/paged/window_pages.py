@@ -86,6 +86,12 @@ class WindowPages(BlockResources):
             mine.append(self._take())
         return mine.table[mine.first : mine.count]
 
+    def shrink(self, mine: WindowTable, tokens: int) -> None:
+        """Let go of the pages behind the first `tokens` tokens."""
+        while (mine.count - 1) * self.size >= tokens:
+            mine.count -= 1
+            self._let_go(int(mine.table[mine.count]))
+
     def attach(self, mine: WindowTable, block: int, handle: int) -> None:
         """The sequence's `block` is the one with this handle. If that has a page already, the sequence uses it."""
         if mine.first <= block < mine.count:
