@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from ..core.grammar_state import NO_GRAMMARS, GrammarStatus
 from ..core.messages import BlockEvent, Capabilities, Constraint
-from ..core.plan import Admit, DecodeRow, PrefillChunk, RowScores, StepPlan, StepResult
+from ..core.plan import Admit, DecodeRow, DraftTrial, PrefillChunk, RowScores, StepPlan, StepResult
 from ..core.statistics import RunnerStatistics
 from ..grammar.compiler import GrammarCompiler
 from .base import Job, JobContext
@@ -28,21 +28,22 @@ from .capabilities import capabilities_of
 from .device import memory
 from .device.owner_thread import OutOfMemory, OwnerThread, leave_thread, mlx_runtime
 from .device.staging import Staging, direct
+from .drafting.drafter import Drafter
 from .forward.segments import RowSegment
+from .guarded_drafter import GuardedDrafter
 from .kv.backend import WarmLimits
 from .loading.model import LoadedModel, build_backend
 from .loading.step_costs import StepCosts, measure
 from .loading.warmup import warm_up, warm_up_pooling
 from .sampling.constraints import GrammarGone, row_constraint
 from .sampling.sampler import SamplingRow
+from .settler import Settler
 from .step import RunningRow, Step, check_tokens, segment_of
 from .step_sampler import StepSampler
+from .verification import Speculation, Verified
 
 _log = logging.getLogger(__name__)
 
-NAN_TOKEN = 0
-"""The token that is sampled from logits that are all NaN."""
-NOT_FINITE = "the model's logits for this request are NaN: its weights do not suit this prompt"
 TRIM_EVERY_S = 5.0  # the warm-up rests hundreds of times
 
 
@@ -58,6 +59,7 @@ class ModelRunner:
         clock: Callable[[], float] = time.monotonic,
         before_step: Callable[[], None] = lambda: None,
         grammars: GrammarCompiler | None = None,
+        drafter: Drafter | None = None,
     ) -> None:
         self._owner = OwnerThread()
         self._model = model
@@ -68,6 +70,9 @@ class ModelRunner:
         self._backend = build_backend(model, self._rows, clock)
         self._put = Staging().put if model.staged else direct
         self._sampler = StepSampler(model, self._put, self._backend)
+        guarded = None if drafter is None else GuardedDrafter(drafter, model.vocabulary)
+        self._speculation = Speculation(guarded, self._backend)
+        self._settler = Settler(self._backend, self._speculation)
         self._pool = memory.free_pool(model.device, model.kv_budget_bytes, model.max_running * model.vocabulary)
         self._started: deque[Step] = deque()
         self._finished_at = 0.0
@@ -122,6 +127,7 @@ class ModelRunner:
         sequences are lost."""
         self._owner.check()
         assert len(self._started) <= self._backend.lookahead <= 1, "one step at most runs ahead"
+        assert not (self._started and self._started[-1].drafts), "drafts are verified in lock-step"
         self._before_step()
         step = self._step(plan)
         self._started.append(step)
@@ -154,6 +160,8 @@ class ModelRunner:
 
     def _forget(self, row_id: str) -> None:
         sequence = self._rows.pop(row_id, None)
+        if self._speculation.drafter is not None:
+            self._speculation.drafter.release(row_id)
         if sequence is not None:
             with suppress(OutOfMemory), mlx_runtime("keeping what a row leaves"):  # or not
                 self._backend.release(sequence)
@@ -208,7 +216,7 @@ class ModelRunner:
         self._grammars.close()
         self._backend.close()
         self._rows.clear()
-        del self._model, self._backend, self._sampler
+        del self._model, self._backend, self._sampler, self._speculation, self._settler
         memory.give_back()
         leave_thread()
 
@@ -225,9 +233,12 @@ class ModelRunner:
     # Starting ------------------------------------------------------------------------------------------------------
 
     def _step(self, plan: StepPlan) -> Step:
-        step = Step(began=self._clock(), segments=[], rows={}, decodes=[], failed={})
+        step = Step(began=self._clock(), segments=[], rows={}, decodes=[], failed={}, propose=plan.propose)
         if plan.admit:
             self._admit_all(plan.admit, step)
+        if any(decode.drafts for decode in plan.decode):
+            assert not self._started, "drafts are verified in lock-step"
+            step.drafts = self._speculation.draft(self._rows, plan.decode, self._least_forced(len(plan.decode)))
         failed, evicted = step.failed, step.evicted
         before = {decode.id: i for i, decode in enumerate(self._started[-1].decodes)} if self._started else {}
         decoding = {decode.id: decode for decode in plan.decode}
@@ -252,6 +263,8 @@ class ModelRunner:
         segment = segment_of(row, chunk, decode, before)
         if chunk is not None:
             segment = self._chunk(step, row, chunk, segment)
+        if row.again or step.drafts:
+            segment = self._speculation.extended(segment, row, step.drafts.get(id_))
         row.cached = segment.end
         step.segments.append(segment)
         step.rows[id_] = row
@@ -332,24 +345,29 @@ class ModelRunner:
 
     def _read(self, step: Step) -> StepResult:
         with mlx_runtime("finishing a step"):
-            tokens, found, redrawn = step.read()
-            redrawn = step.settle(tokens, found) or redrawn
+            verified = Verified(step) if step.drafts else None
+            tokens, found, redrawn = step.read() if verified is None else ([], {}, False)
+            redrawn = (verified is None and step.settle(tokens, found)) or redrawn
             if not step.groups:
                 mx.eval(step.computed.arrays)
             scores = {id_: score.read() for id_, score in step.scores.items()}
             vectors = tuple(step.read_vectors()) if step.vectors else ()
-            broken = self._advance(step, tokens)
-            lost = step.rows_with_nan(tokens) if broken or NAN_TOKEN in tokens else ()
-            step.failed.update(dict.fromkeys(lost, NOT_FINITE))
-            step.ungrammatical.difference_update(lost)
+            least = self._least_forced(len(step.decodes))
+            if verified is None:
+                self._settler.settle(step, tokens, least)
+            else:
+                self._settler.settle_verified(step, verified, least)
             if redrawn:
                 step.correct(tokens)
             self._continue_later_steps(step, redrawn)
         ended = self._clock()
         seconds = ended - max(step.began, self._finished_at)
         self._finished_at = ended
+        trials = self._follow(step, seconds) if step.propose else ()
+        ready = self._speculation.ready if step.propose else None
         return StepResult(
-            rows=tuple(step.gained(tokens, found)),
+            rows=tuple(step.gained(tokens, found, ready) if verified is None else verified.gained(ready)),
+            trials=trials,
             scores=tuple(RowScores(id=id_, logprobs=logprobs) for id_, logprobs in scores.items()),
             vectors=vectors,
             failures=step.failures(),
@@ -357,32 +375,14 @@ class ModelRunner:
             **step.times(seconds),
         )
 
-    def _advance(self, step: Step, tokens: list[int]) -> bool:
-        """Append the sampled tokens to their rows, and those that constraints force behind them, and let others reuse
-        what was computed. Rows whose constraint can't follow them fail. Return whether there are any."""
-        broken = False
-        least = self._backend.least_forced(len(step.decodes)) if self.fast_forward else 0
-        for place in step.places:
-            row = step.rows[step.decodes[place].id]
-            row.tokens.append(tokens[place])
-            failure = row.sampling.accept(tokens[place])
-            if least and row.sampling.limited and not failure:
-                failure = self._force(step, row, least)
-            if failure:
-                step.failed[row.id] = failure
-                step.ungrammatical.add(row.id)
-                broken = True
-        self._backend.commit(step.segments)
-        return broken
+    def _least_forced(self, decoding: int) -> int:
+        return self._backend.least_forced(decoding) if self.fast_forward else 0
 
-    def _force(self, step: Step, row: RunningRow, least: int) -> str:
-        """Append the tokens that the row's constraint forces, if they are `least` or more. Return why the row can't go
-        on; empty if it can."""
-        forced, failure = row.sampling.force(least)
-        if forced:
-            row.tokens += forced
-            step.forced[row.id] = forced
-        return failure
+    def _follow(self, step: Step, seconds: float) -> tuple[DraftTrial, ...]:
+        """Let the drafter follow the rows that have gained tokens, and have not left."""
+        rows = [step.rows[step.decodes[place].id] for place in step.places]
+        some = [row for row in rows if row.id not in step.failed and self._rows.get(row.id) is row]
+        return self._speculation.follow(some, seconds)
 
     def _continue_later_steps(self, step: Step, redrawn: bool) -> None:
         """Sample the rows of later steps that waited for this one's tokens. If a token has changed since, compute those

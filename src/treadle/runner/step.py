@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,9 +18,11 @@ from .device.staging import Put, direct
 from .forward.segments import ForwardOutput, KvSequence, RowSegment
 from .pooling import RowPool
 from .sampling.logprobs import Logprobs, PromptScores
+from .sampling.row_drafts import RowDrafts
 from .sampling.sampler import Draw, SamplingRow
 
 _LONG = 64
+NOT_FINITE = "the model's logits for this request are NaN: its weights do not suit this prompt"
 NOT_FINITE_VECTOR = "the model's hidden states for this input are not finite: its weights do not suit this prompt"
 
 
@@ -28,8 +30,8 @@ NOT_FINITE_VECTOR = "the model's hidden states for this input are not finite: it
 class RunningRow(KvSequence):
     """A live sequence: the one object for it in the runner, from its admission to its release.
 
-    Its caches hold `cached` tokens, with those of steps that are not finished yet. `pool` collects its hidden states,
-    where it is pooled.
+    Its caches hold `cached` tokens, with those of steps that are not finished yet; the last `again` of these are
+    computed again by its next segment. `pool` collects its hidden states, where it is pooled.
     """
 
     tokens: list[int]
@@ -37,6 +39,7 @@ class RunningRow(KvSequence):
     sampling: SamplingRow
     cached: int
     pool: RowPool | None = None
+    again: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -57,7 +60,8 @@ class Step:
     the step before: all, or those that are drawn again. A row that is in two groups was: the later one counts. Rows
     in `superseded` gain no token here, as the step before has forced it; if they are drawn, that is dropped. `forced`
     are the tokens that constraints force behind those of this step, by id. The rows of the segments in `pooled` are
-    pooled, and `vectors` are those of prompts that are complete.
+    pooled, and `vectors` are those of prompts that are complete. Rows with `drafts` verify these (`verification`). With
+    `propose` the step's result says what they could verify next.
     """
 
     began: float
@@ -75,6 +79,8 @@ class Step:
     scores: dict[str, PromptScores] = field(default_factory=dict)
     pooled: list[RowSegment] = field(default_factory=list)
     vectors: dict[str, Any] = field(default_factory=dict)
+    drafts: dict[str, RowDrafts] = field(default_factory=dict)
+    propose: bool = False
 
     def failures(self) -> tuple[RowFailure, ...]:
         """Return the rows that can't go on."""
@@ -87,7 +93,7 @@ class Step:
         """Return the fields of a StepResult that say where the step's `seconds` went."""
         if (prefill_s := self.computed.prefill_s) is not None:
             return {"prefill_s": prefill_s, "decode_s": seconds - prefill_s if self.decodes else 0.0}
-        decoding = sum(segment.picks and len(segment.tokens) == 1 for segment in self.segments)
+        decoding = sum(segment.picks and len(segment.tokens) == 1 + segment.beside for segment in self.segments)
         if decoding == len(self.segments):
             return {"decode_s": seconds if decoding else 0.0}
         return {"mixed_s" if decoding else "prefill_s": seconds}
@@ -185,6 +191,11 @@ class Step:
         wrong = np.array(mx.isnan(logits)[:, 0])
         return [decode.id for decode, is_wrong in zip(self.decodes, wrong, strict=True) if is_wrong]
 
+    def fail_with_nan(self, ids: Sequence[str]) -> None:
+        """Fail rows with NaN among their logits, for that reason alone."""
+        self.failed.update(dict.fromkeys(ids, NOT_FINITE))
+        self.ungrammatical.difference_update(ids)
+
     def read(self) -> tuple[list[int], dict[int, TokenLogprob], bool]:
         """Wait for the sampled tokens. Return them, log-probabilities by index, and whether any token differs from what
         the device has, as it was drawn again. The token of a row in `superseded` is any, or -1."""
@@ -222,9 +233,11 @@ class Step:
             found |= {places[i]: logprob for i, logprob in logprobs.read().items()}
         return bool(places)
 
-    def gained(self, tokens: Sequence[int], found: Mapping[int, TokenLogprob]) -> Iterator[RowTokens]:
+    def gained(
+        self, tokens: Sequence[int], found: Mapping[int, TokenLogprob], ready: Callable[[RunningRow], int] | None
+    ) -> Iterator[RowTokens]:
         """Yield the tokens that each row gains: its own of `tokens`, with its log-probabilities in `found`, and those
-        that are forced behind it."""
+        that are forced behind it. `ready` counts the drafts that a row could verify next."""
         for place, decode in enumerate(self.decodes):
             if decode.id in self.failed:
                 continue
@@ -233,8 +246,11 @@ class Step:
                 continue
             forced = self.forced.get(decode.id, ())
             logprobs = (found[place],) if place in found else ()
-            ended = self.rows[decode.id].sampling.ended
-            yield RowTokens(decode.id, (tokens[place], *forced), logprobs, ended, len(forced))
+            row = self.rows[decode.id]
+            drafts = 0 if ready is None else ready(row)
+            yield RowTokens(
+                decode.id, (tokens[place], *forced), logprobs, row.sampling.ended, len(forced), ready=drafts
+            )
 
     def correct(self, tokens: Sequence[int]) -> None:
         """Replace the device's tokens by `tokens`, some of which were drawn again."""

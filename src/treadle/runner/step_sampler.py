@@ -15,6 +15,7 @@ from .sampling.logprobs import Logprobs
 from .sampling.sampler import SamplingRow, draw
 from .sampling.token_masks import TokenMasks
 from .step import SampledGroup, Step
+from .verification import picks_of
 
 
 class StepSampler:
@@ -87,10 +88,14 @@ class StepSampler:
     def _group(self, step: Step, places: Sequence[int], limited: bool) -> list[Any]:
         """Add a group of sampled rows to the step. Return its arrays."""
         put, decodes = self._put, step.decodes
-        if len(places) < len(decodes):
-            decodes = [decodes[place] for place in places]
-        rows, logits = [step.rows[decode.id].sampling for decode in decodes], step.logits_of(decodes, put)
-        positions = [decode.position for decode in decodes]
+        if step.drafts:
+            picks = picks_of(step)
+            rows, positions, logits = picks.rows, picks.positions, picks.logits(step, put=put)
+        else:
+            if len(places) < len(decodes):
+                decodes = [decodes[place] for place in places]
+            rows, logits = [step.rows[decode.id].sampling for decode in decodes], step.logits_of(decodes, put)
+            positions = [decode.position for decode in decodes]
         drawn = draw(logits, rows, positions, self._model.draws, put, self._masked(rows) if limited else None)
         if self._model.lands is not None:
             drawn.send(self._model.lands)
