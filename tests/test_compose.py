@@ -30,6 +30,7 @@ GIVEN: dict[str, Any] = {
     "kv_bits": 4,
     "max_running": 3,
     "structured": "off",
+    "speculate": "lookup",
 }
 TOKENS = {"<eos>": 0, "a": 1, "b": 2}
 TOKENIZER = {

@@ -21,6 +21,7 @@ GRPC_OPTIONS = ("grpc_host", "grpc_cert", "grpc_key", "grpc_client_ca", "grpc_au
 STRINGS = "tuple[str, ...]"  # the annotation of a setting that may be given several times
 KERNELS = ("auto", "require", "off")
 STRUCTURED = ("auto", "off")
+SPECULATE = ("auto", "off", "lookup")
 KV_BITS = (8, 4)
 LOG_FORMATS = ("text", "json")
 LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
@@ -44,8 +45,9 @@ class Settings:
     on CUDA; 4 is refused with the reason. `kernels` "auto" uses each custom kernel that passes its self-test, "require"
     fails the start where one does not or the KV backend is not the device's best, and "off" uses operations of MLX and
     mlx-lm only. `structured` "auto" loads the model's vocabulary for grammars, and "off" refuses requests that need it.
-    `grpc_port` None serves no gRPC; `grpc_host` None is `host`; certificate and key turn TLS on, and with
-    `grpc_client_ca` only clients with a certificate of that authority may connect.
+    `speculate` "auto" drafts tokens by look-up where the KV backend can verify them, "lookup" fails the start where it
+    can't, and "off" drafts none. `grpc_port` None serves no gRPC; `grpc_host` None is `host`; certificate and key turn
+    TLS on, and with `grpc_client_ca` only clients with a certificate of that authority may connect.
 
     `api_key` is one key for everything; `api_keys` a file of hashed keys with scopes and limits. `grpc_auth` asks every
     gRPC client for a key, also those of this machine and those with a certificate.
@@ -106,6 +108,7 @@ class Settings:
     threads: int | None = None
     kernels: str = "auto"
     structured: str = "auto"
+    speculate: str = "auto"
 
     in_process: bool = False
     hang_after_s: float = 30.0
@@ -138,6 +141,7 @@ class Settings:
             raise ConfigError(f"`kv_bits` is {self.kv_bits}: give 8 or 4, or leave it out", param="kv_bits")
         _one_of("kernels", self.kernels, KERNELS)
         _one_of("structured", self.structured, STRUCTURED)
+        _one_of("speculate", self.speculate, SPECULATE)
         _one_of("log_level", self.log_level.lower(), LOG_LEVELS)
         _one_of("log_format", self.log_format, LOG_FORMATS)
         _check_grpc(self)

@@ -13,12 +13,13 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from llguidance import LLTokenizer
+from msgspec.structs import replace
 
 from tests.runner.conftest import Tiny
 from tests.runner.drive import run_alone
 from tests.support.tiny import make_tiny
 from treadle.core.grammar_state import PENDING, READY, GrammarState
-from treadle.core.messages import Constraint, Submit
+from treadle.core.messages import Capabilities, Constraint, SpeculationCapabilities, StepCapabilities, Submit
 from treadle.errors import ConfigError, ModelError
 from treadle.grammar.vocabulary import VocabularyThread, read_vocabulary
 from treadle.runner.build import build
@@ -295,6 +296,20 @@ def test_the_least_budget_holds_what_is_given_out_at_once(
     with pytest.raises(ConfigError, match=f"needs {size(least)} of cache"):
         build(folder, memory=least - 1, max_running=4)
     assert build(folder, memory=least, max_running=4).capabilities().kv.blocks == int(not padded)
+
+
+def test_drafts_that_have_to_be_verified_and_cannot_be_are_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    can = SpeculationCapabilities(reason="its states can't be cut")
+    given = Capabilities("m", "a", 1, 1, "cpu", "float32", steps=StepCapabilities(speculation=can))
+    monkeypatch.setattr(ModelRunner, "capabilities", lambda runner: given)
+    with pytest.raises(ConfigError, match=r"is lookup, and tiny can't verify .*: its states can't be cut; give auto"):
+        build(folder, speculate="lookup")
+    build(folder, speculate="auto")
+    able = replace(given, steps=StepCapabilities(speculation=SpeculationCapabilities(drafters=("lookup",))))
+    monkeypatch.setattr(ModelRunner, "capabilities", lambda runner: able)
+    build(folder, speculate="lookup")
 
 
 def test_no_tokenizer_is_needed(folder: Path) -> None:

@@ -67,6 +67,19 @@ def everyone(drive: Drive) -> Choice:
     return Choice(list(drive.live.values()), 10_000)
 
 
+# The prefix cache ---------------------------------------------------------------------------------------------------
+
+
+def test_what_another_request_generated_is_known_behind_its_prompt(either: Tiny) -> None:
+    model = either()
+    runner, prompt = ModelRunner(model), tuple(range(40))
+    answer = Drive(runner, [submit("a", prompt, 40)]).run()["a"]
+    runner.release("a")
+    more = runner.continuation("", prompt, 8)
+    assert list(more) == (list(answer[:8]) if contiguous(model) else [])
+    assert not runner.continuation("another salt", prompt, 8)
+
+
 # Failures -----------------------------------------------------------------------------------------------------------
 
 

@@ -25,6 +25,8 @@ CURES: Mapping[str, str] = {
     "--mem-fraction-static": "use --memory with the size of the KV cache, such as 8GiB",
     "--max-num-batched-tokens": "use --prefill-tokens",
     "--chunked-prefill-size": "use --prefill-tokens",
+    "--speculative-config": "use --speculate",
+    "--speculative-algorithm": "use --speculate",
     "--enable-prefix-caching": _ON,
     "--no-enable-prefix-caching": "use --no-prefix-cache",
     "--disable-radix-cache": "use --no-prefix-cache",

@@ -114,6 +114,7 @@ _OPTIONS: tuple[tuple[str, Any], ...] = (
     _setting(int, "kv_bits", "8: keys and values in 8 bits. CUDA only.", LIMITS, "BITS"),
     _setting(str, "kernels", "auto, require (fail the start where one is not active) or off.", ENGINE, "WHICH"),
     _setting(str, "structured", "auto, or off: no JSON schemas and other grammars, less memory.", ENGINE, "WHICH"),
+    _setting(str, "speculate", "auto, lookup (fail the start where drafts can't be verified) or off.", ENGINE, "WHICH"),
     _setting(int, "threads", "CPU threads. Default: by the cores there are.", ENGINE, _COUNT),
     _setting(float, "hang_after", "Without a step, while work waits, until the engine is replaced.", ENGINE, _SECONDS),
     _setting(float, "start_timeout", "What the engine may take to load.", ENGINE, _SECONDS),

@@ -35,6 +35,7 @@ class OwnerSpec(msgspec.Struct, frozen=True):
     threads: int | None
     kernels: str
     structured: str
+    speculate: str
     log_level: str
     log_format: str
     spelling: dict[str, str]
@@ -53,6 +54,7 @@ def owner_spec(settings: Settings, folder: ModelFolder) -> OwnerSpec:
         threads=settings.threads,
         kernels=settings.kernels,
         structured=settings.structured,
+        speculate=settings.speculate,
         log_level=settings.log_level,
         log_format=settings.log_format,
         spelling=dict(settings.spelling),
@@ -111,6 +113,7 @@ def _runner(spec: OwnerSpec, vocabulary: VocabularyThread | None, progress: Prog
             prefix_cache=spec.prefix_cache,
             kv_bits=spec.kv_bits,
             kernels=KernelPolicy(spec.kernels),
+            speculate=spec.speculate,
             blas=report,
             vocabulary=vocabulary,
             **msgspec.structs.asdict(spec.limits),

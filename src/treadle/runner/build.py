@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from .base import Progress
 from .device.blas import BlasReport, blas_status
 from .device.blas_threads import ThreadGovernor
 from .device.owner_thread import leave_thread
+from .drafting.lookup import LookupDrafter
 from .loading.loader import load
 from .loading.model import LoadedModel
 from .model_runner import ModelRunner
@@ -28,13 +29,15 @@ def build(
     *,
     blas: BlasReport | None = None,
     vocabulary: VocabularyThread | None = None,
+    speculate: str = "auto",
     progress: Progress = lambda stage: None,
     **options: Any,
 ) -> ModelRunner:
     """The runner for the model in `folder`, a checked model folder; the calling thread becomes its owner.
 
     `blas` is the report of `blas.prepare`: it is shown, and its warning logged. `vocabulary` reads the model's tokens
-    for grammars; without it the runner has none. `options` are those of `LoadOptions`.
+    for grammars; without it the runner has none. `speculate` is "auto", "off", or "lookup", which has to be possible.
+    `options` are those of `LoadOptions`.
     Raises StartFailed, ModelError and ConfigError, each with one line that names the cause.
     """
     details = {} if blas is None else {"blas": str(blas)}
@@ -49,10 +52,29 @@ def build(
             progress("reading the vocabulary")
         grammars = _grammar_compiler(vocabulary, model.name)
         model.details["structured output"] = grammars.unavailable or "llguidance"
-        return ModelRunner(model, before_step=govern, grammars=grammars)
+        return _runner(model, govern, grammars, speculate)
     except BaseException:
         leave_thread()
         raise
+
+
+def _runner(model: LoadedModel, govern: Callable[[], None], grammars: GrammarCompiler, speculate: str) -> ModelRunner:
+    """Return the runner, with the drafter that `speculate` names. Raises ConfigError where that has to be used and the
+    KV backend can't verify drafts."""
+
+    def cached(salt: str, tokens: Sequence[int], most: int) -> Sequence[int]:
+        return runner.continuation(salt, tokens, most)
+
+    drafter = None if speculate == "off" else LookupDrafter(cached)
+    runner = ModelRunner(model, before_step=govern, grammars=grammars, drafter=drafter)
+    possible = runner.capabilities().steps.speculation
+    if speculate not in ("auto", "off") and speculate not in possible.drafters:
+        raise ConfigError(
+            f"`speculate` is {speculate}, and {model.name} can't verify draft tokens: {possible.reason}; give auto or "
+            "off",
+            param="speculate",
+        )
+    return runner
 
 
 def _grammar_compiler(vocabulary: VocabularyThread | None, name: str) -> GrammarCompiler:

@@ -108,6 +108,12 @@ class ModelRunner:
         self._owner.check()
         return self._backend.match(admit.request.salt, (*admit.request.prompt, *admit.history)[:-1])
 
+    def continuation(self, salt: str, tokens: Sequence[int], most: int) -> Sequence[int]:
+        """Return up to `most` tokens that the prefix cache holds behind `tokens`; none where it has no index."""
+        self._owner.check()
+        index = self._backend.index
+        return () if index is None else index.continuation(salt, tokens, most)
+
     def grammar_state(self, constraint: Constraint) -> GrammarStatus:
         """Return the state of a constraint's grammar, which is compiled in the background."""
         return self._grammars.state(constraint)

@@ -29,7 +29,7 @@ class Time:
 
 
 def drafter(**options: object) -> LookupDrafter:
-    return LookupDrafter(4, clock=Time(), **options)  # type: ignore[arg-type]
+    return LookupDrafter(draft_tokens=4, clock=Time(), **options)  # type: ignore[arg-type]
 
 
 def proposed(asked: Row, most: int = 8) -> list[int]:
@@ -212,7 +212,7 @@ def test_look_ups_are_paid_from_a_share_of_the_steps_and_rows_take_turns() -> No
         clock.now_s += 0.010 * SHARE
         return ()
 
-    drafts = LookupDrafter(4, slow, clock)
+    drafts = LookupDrafter(slow, clock=clock)
     rows = [row([number], id_=str(number)) for number in range(4)]
     drafts.follow(rows, 0.0)
     assert seen == []
@@ -235,7 +235,7 @@ def test_credit_does_not_pile_up() -> None:
         clock.now_s += lookup.MOST_CREDIT_S / 2
         return ()
 
-    drafts = LookupDrafter(4, slow, clock)
+    drafts = LookupDrafter(slow, clock=clock)
     drafts.follow([row([number], id_=str(number)) for number in range(10)], 1e6)
     assert len(seen) == 2
 

@@ -43,8 +43,8 @@ class LookupDrafter:
 
     def __init__(
         self,
-        draft_tokens: int,
         continuation: Continuation | None = None,
+        draft_tokens: int = 8,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         assert draft_tokens > 0
