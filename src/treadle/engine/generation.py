@@ -56,6 +56,8 @@ class Generation:
         self.ended = False
         self.cancelled: CancelReason | None = None
         self.generated = array("I")
+        self.drafted = 0  # draft tokens that steps verified
+        self.accepted = 0  # those of them that are among the generated ones
         self.may_have_run = False  # it may have run when an engine died before reporting it
         self.times_sent = 0  # the number of engines it was sent to
         self.resumed_at = 0  # generated tokens when it was last sent
@@ -169,6 +171,8 @@ class Generation:
         """Record the output needed to resume the sequence, without passing it to the reader."""
         self.completion_tokens += len(output.tokens)
         self.generated.extend(output.tokens)
+        self.drafted += output.drafted
+        self.accepted += output.accepted
         self._scored += len(output.prompt_logprobs)
 
     def fail(self, error: TreadleError) -> None:

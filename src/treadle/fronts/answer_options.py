@@ -23,7 +23,8 @@ class AnswerOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     """Options of one request. `tools` may be called as `choice` says, with `parallel` several in one answer;
     `tools_param` is the field that refusals name; `tool_schemas` are the places of the tools' schemas, where those are
     not OpenAI's. `output` is the grammar of an answer without calls. Reasoning is
-    ended after `thinking_budget` tokens (None: no limit). `close_at_limit` is that of calls."""
+    ended after `thinking_budget` tokens (None: no limit). `close_at_limit` is that of calls. `prediction` is text that
+    the client expects in the answer."""
 
     tools: tuple[ToolSpec, ...] = ()
     choice: ToolChoice = ToolChoice()
@@ -33,6 +34,7 @@ class AnswerOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     output: OutputGrammar | None = None
     thinking_budget: int | None = None
     close_at_limit: bool = False
+    prediction: str = ""
 
 
 NO_OPTIONS = AnswerOptions()

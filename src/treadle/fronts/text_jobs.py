@@ -17,6 +17,7 @@ from ..errors import ContextLengthExceeded, InvalidRequest
 from ..text.work.stages import COMPILING, RENDERING, STAGES, TOKENIZING
 from .answer_options import NO_OPTIONS, AnswerOptions, tool_definitions
 from .log_once import LogOnce
+from .prediction_field import PARAM as PREDICTION
 from .prepared import NOTHING, Prepared, PreparedPrompts
 from .validate import Limits, ValidatedRequest, completion_budget
 
@@ -93,7 +94,8 @@ def text_job(model: TextModel, params: bytes, payload: bytes, enter: Enter) -> b
     given = msgspec.msgpack.decode(params, type=TextParams)
     with about_param(given.param):
         ids = model.encode(payload.decode("utf-8", "surrogatepass"), most=given.context)
-    return tokenized([ids], given.context, prepared=prepared_text(model, given.options, enter, [ids]))
+    prepared = prepared_text(model, given.options, enter, [ids])
+    return tokenized([ids], given.context, prepared=with_prediction(model, given.options, prepared, given.context))
 
 
 def messages_job(model: TextModel, params: bytes, payload: bytes, enter: Enter) -> bytes:
@@ -110,13 +112,16 @@ def messages_job(model: TextModel, params: bytes, payload: bytes, enter: Enter) 
             rendered=lambda: enter(TOKENIZING),
             most=given.context,
         )
-    return tokenized([prompt.ids], given.context, prepared=prepared_chat(model, given.options, prompt.ids, enter))
+    prepared = prepared_chat(model, given.options, prompt.ids, enter)
+    prepared = with_prediction(model, given.options, prepared, given.context)
+    return tokenized([prompt.ids], given.context, prepared=prepared)
 
 
 def options_job(model: TextModel, params: bytes, payload: bytes, enter: Enter) -> bytes:
     """Prepare the answer to a prompt of token ids."""
     given = msgspec.msgpack.decode(params, type=TextParams)
-    return tokenized([], given.context, prepared=prepared_text(model, given.options, enter, [ids_of(payload)]))
+    prepared = prepared_text(model, given.options, enter, [ids_of(payload)])
+    return tokenized([], given.context, prepared=with_prediction(model, given.options, prepared, given.context))
 
 
 def rendered_job(model: TextModel, params: bytes, payload: bytes, enter: Enter) -> bytes:
@@ -146,6 +151,27 @@ def prepared_chat(model: TextModel, options: AnswerOptions, prompt: Sequence[int
 
     enter(COMPILING)
     return prepare_chat(model, options, prompt)
+
+
+def with_prediction(model: TextModel, options: AnswerOptions, prepared: Prepared, most: int) -> Prepared:
+    """Return `prepared` with the tokens of the prediction. Raises InvalidRequest for more than `most`."""
+    if not options.prediction:
+        return prepared
+    try:
+        ids = model.encode(options.prediction, add_special_tokens=False, most=most)
+    except ContextLengthExceeded:
+        raise _long_prediction(f"over {most}", most) from None
+    except InvalidRequest as error:
+        error.param = PREDICTION
+        raise
+    if len(ids) > most:
+        raise _long_prediction(str(len(ids)), most)
+    return msgspec.structs.replace(prepared, prediction=tuple(ids))
+
+
+def _long_prediction(count: str, most: int) -> InvalidRequest:
+    message = f"{PREDICTION} has {count} tokens and the model's context is {most}: shorten it"
+    return InvalidRequest(message, param=PREDICTION)
 
 
 def bundle_job(model: TextModel, params: bytes, payload: bytes, enter: Enter) -> bytes:
@@ -242,7 +268,7 @@ async def tokenize_messages(
     and tokenizer's own refusals."""
     payload = _encode(turns)
     given = _encode(TextParams(limits.context, param, continues, options, dict(variables or {})))
-    size = len(payload)
+    size = len(payload) + len(options.prediction)
     with about_grammar(options):
         data = await pool.run("messages", given, payload, tenant=tenant, parsed=size, tokenized=size)
     return prompts_of(decode_tokenized(data), params, limits, param)
@@ -260,7 +286,7 @@ async def prepare_options(
     """Return the values of a request whose prompt is token ids. The grammar begins behind reasoning that `prompt`
     leaves open; where another server `rendered` it, in the channel of the answer. Raises InvalidRequest for a
     grammar."""
-    if options.output is None:
+    if options.output is None and not options.prediction:
         return NOTHING
     given = _encode(TextParams(limits.context, "", options=options))
     with about_grammar(options):

@@ -17,7 +17,7 @@ from ..core.messages import Sampling, Submit
 from ..errors import ContextLengthExceeded, InvalidRequest
 from .cache_salts import check_cache_salt
 from .prepared import NOTHING, Prepared
-from .value_checks import check_number, check_sequence, check_token_id, check_whole, shown
+from .value_checks import check_flag, check_number, check_sequence, check_token_id, check_whole, shown
 
 MAX_N = 128
 MAX_STOPS = 16
@@ -59,6 +59,7 @@ class RawParams:
     priority: int | None = None
     timeout: float | None = None
     cache_salt: str | None = None
+    speculate: bool | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,6 +96,7 @@ class ValidatedRequest:
     prompt_logprobs: int | None
     priority: int
     cache_salt: str | None
+    speculate: bool = True
     timeout_s: float | None = None
     as_many_as_fit: bool = False
     completion_cap: int | None = None
@@ -133,6 +135,7 @@ def check(
         prompt_logprobs=check_whole("prompt_logprobs", params.prompt_logprobs, 0, top),
         priority=check_whole("priority", params.priority, -MAX_PRIORITY, MAX_PRIORITY) or 0,
         cache_salt=check_cache_salt(params.cache_salt),
+        speculate=check_flag("speculate", params.speculate) is not False,
         as_many_as_fit=as_many_as_fit,
         timeout_s=check_number("timeout", params.timeout, 0.0, MAX_TIMEOUT_S, above=True),
     )
@@ -209,8 +212,8 @@ def build_submits(
     prepared: Prepared = NOTHING,
 ) -> list[Submit]:
     """Return one Submit for each choice of each prompt: all choices of the first prompt, then of the second. Their
-    prompts are cached under `salt`; all get the constraint and the thinking of `prepared`, a constraint that is
-    optional only where the engine enforces any.
+    prompts are cached under `salt`; all get the constraint, the thinking and the prediction of `prepared`, a constraint
+    that is optional only where the engine enforces any.
 
     A given seed makes choice i of a prompt the same whatever other prompts are in the request. Raises InvalidRequest
     for empty prompts or foreign ids and ContextLengthExceeded for what does not fit.
@@ -240,6 +243,8 @@ def build_submits(
                     priority=validated.priority,
                     constraint=prepared.constraint,
                     thinking=thinking,
+                    speculate=validated.speculate,
+                    prediction=prepared.prediction,
                 )
             )
     return submits

@@ -24,6 +24,13 @@ def check_token_id(name: str, token: Any, vocabulary: int) -> int:
     return token
 
 
+def check_flag(name: str, value: Any) -> bool | None:
+    """Return `value`, true or false; None stays None. Raises InvalidRequest."""
+    if value is not None and not isinstance(value, bool):
+        raise InvalidRequest(f"{name} is {shown(value)}: it must be true or false", param=name)
+    return value
+
+
 def check_number(name: str, value: Any, low: float, high: float, *, above: bool = False) -> float | None:
     """Return `value` as a float from `low` (not itself, with `above`) to `high`; None stays None. Raises
     InvalidRequest."""

@@ -10,6 +10,7 @@ from typing import Any
 
 from ..errors import InvalidRequest, one_line
 from ..fronts.answer_options import NO_OPTIONS, AnswerOptions, OutputGrammar
+from ..fronts.prediction_field import read_prediction
 from ..fronts.reasoning_fields import read_reasoning
 from ..fronts.tool_fields import read_choice, read_tools
 from ..fronts.validate import RawParams
@@ -22,7 +23,7 @@ OUTPUTS |= {"choice": "choice", "grammar": "lark"}
 TOOLS = ("tools", "tool_choice", "parallel_tool_calls")
 REASONING = ("enable_thinking", "reasoning_effort", "thinking_budget", "chat_template_kwargs")
 SAMPLING = tuple(one.name for one in fields(RawParams))
-KNOWN = (*SAMPLING, *OUTPUTS, "close_at_limit", *TOOLS, *REASONING)
+KNOWN = (*SAMPLING, *OUTPUTS, "close_at_limit", "prediction", *TOOLS, *REASONING)
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,7 @@ def read_arguments(given: Mapping[str, Any]) -> Arguments:
             output=output,
             thinking_budget=reasoning.budget,
             close_at_limit=bool(given.get("close_at_limit")) and bool(tools),
+            prediction=_prediction(given.get("prediction")),
         ),
         variables={**reasoning.template_variables(), **_variables(given)},
         parse=parse,
@@ -88,6 +90,11 @@ def _flag(given: Mapping[str, Any], name: str) -> bool | None:
     if value is not None and not isinstance(value, bool):
         raise InvalidRequest(f"{name} is {value!r:.80}: it must be True or False", param=name)
     return value
+
+
+def _prediction(value: Any) -> str:
+    """Return the text that the answer is expected to repeat, given as text or as in the HTTP API."""
+    return value if isinstance(value, str) else read_prediction(value)
 
 
 # The form of the answer -----------------------------------------------------------------------------------------

@@ -66,6 +66,12 @@ class Choice:
         return self.completion_tokens if stopped else self.generation.completion_tokens
 
     @property
+    def draft_tokens(self) -> tuple[int, int]:
+        """Draft tokens that were accepted and rejected so far."""
+        generation = self.generation
+        return generation.accepted, generation.drafted - generation.accepted
+
+    @property
     def reasoning_tokens(self) -> int:
         """Tokens of reasoning in the pieces read so far; 0 where the answer is not read for it."""
         return 0 if self._text is None else self._text.reasoning_tokens

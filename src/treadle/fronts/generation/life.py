@@ -60,7 +60,12 @@ class Choices:
         """Tokens read so far. Cached tokens count as prompt tokens do: each prompt once, by its first choice."""
         completion_tokens = sum(choice.completion_tokens for choice in self._choices)
         reasoning_tokens = sum(choice.reasoning_tokens for choice in self._choices)
-        return Usage(self._prompt_tokens, completion_tokens, self.cached_tokens, reasoning_tokens)
+        usage = Usage(self._prompt_tokens, completion_tokens, self.cached_tokens, reasoning_tokens)
+        if not self._choices[0].generation.request.prediction:
+            return usage
+        counts = [choice.draft_tokens for choice in self._choices]
+        accepted, rejected = (sum(kind) for kind in zip(*counts, strict=True))
+        return replace(usage, accepted_tokens=accepted, rejected_tokens=rejected)
 
     @property
     def cached_tokens(self) -> int:

@@ -76,9 +76,12 @@ class WholeChoice:
 @dataclass(frozen=True, slots=True)
 class Usage:
     """Token counts of a whole request: each prompt once, the completions of all choices. `reasoning_tokens` are those
-    of the completions that are reasoning; 0 where the answers are not read for it."""
+    of the completions that are reasoning; 0 where the answers are not read for it. `accepted_tokens` and
+    `rejected_tokens` are draft tokens of a request with a prediction; None for others."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
     reasoning_tokens: int = 0
+    accepted_tokens: int | None = None
+    rejected_tokens: int | None = None

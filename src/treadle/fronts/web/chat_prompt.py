@@ -11,7 +11,7 @@ import msgspec
 from ...text.work.stages import RENDERING, TOKENIZING
 from ..answer_options import AnswerOptions, tool_definitions
 from ..prepared import PreparedPrompts
-from ..text_jobs import Enter, prepared_chat
+from ..text_jobs import Enter, prepared_chat, with_prediction
 
 if TYPE_CHECKING:
     from ...text import TextModel
@@ -40,7 +40,8 @@ class ChatPrompt:
         """Return the prompt's ids and what is prepared of its answer, in a text worker. Raises as
         `ParsedRequest.tokenize` does."""
         ids = self.ids(model, enter, most)
-        return PreparedPrompts([ids], prepared_chat(model, self.options, ids, enter))
+        prepared = prepared_chat(model, self.options, ids, enter)
+        return PreparedPrompts([ids], with_prediction(model, self.options, prepared, most))
 
     def ids(self, model: TextModel, enter: Enter, most: int) -> Sequence[int]:
         """Return the prompt's ids alone. Raises as `tokenize` does."""

@@ -30,7 +30,7 @@ ALIASED = (
     "seed",
 )
 """Fields of `Sampling` that the validator takes as they are, and that other servers have under other names too."""
-UNALIASED = ("logit_bias", "priority", "cache_salt")
+UNALIASED = ("logit_bias", "priority", "cache_salt", "speculate")
 """Further fields of `Sampling` that the validator takes as they are."""
 
 
@@ -64,6 +64,7 @@ class Sampling(Strict):
     cache_salt: CacheSalt | None = optional(
         "Only requests of the same key and salt reuse each other's cached prompts. 1 to 256 characters."
     )
+    speculate: bool | None = optional("False drafts no tokens for this answer, which is the same with and without.")
     close_at_limit: bool | None = optional(
         "True: where the limit of tokens comes near, only tokens are allowed that complete the JSON or the calls."
     )

@@ -101,7 +101,12 @@ class ParsedMessages(ParsedConversation):
         stops = tuple(body.stop_sequences or ())
         self.limits = AnswerLimits(body.max_tokens, stops, caches=has_cache_mark(value))
         self.params = RawParams(
-            temperature=body.temperature, top_p=body.top_p, top_k=body.top_k, stop=stops, max_tokens=body.max_tokens
+            temperature=body.temperature,
+            top_p=body.top_p,
+            top_k=body.top_k,
+            stop=stops,
+            max_tokens=body.max_tokens,
+            speculate=body.speculate,
         )
 
     def check_against(self, limits: Limits) -> ValidatedRequest:

@@ -75,6 +75,7 @@ class Messages(Conversation):
     temperature: Temperature | None = optional("0 (greedy) to 1. Default: the model's, else 1.")
     top_p: TopP | None = optional("Sample from the likeliest tokens of this total probability.")
     top_k: TopK | None = optional("Sample from the likeliest k tokens; 0 or -1 is off.")
+    speculate: bool | None = optional("False drafts no tokens for this answer, which is the same with and without.")
 
 
 def unknown_fields(body: Conversation) -> tuple[str, ...]:

@@ -25,7 +25,10 @@ if TYPE_CHECKING:
 NDJSON = Framing(b"application/x-ndjson", b"")
 LATEST = ":latest"
 
-SHARED = ("model", "format", "options", "think", "logprobs", "top_logprobs", "cache_salt", "priority", "close_at_limit")
+SHARED = (
+    *("model", "format", "options", "think", "logprobs", "top_logprobs"),
+    *("cache_salt", "priority", "speculate", "close_at_limit"),
+)
 CHAT = (*SHARED, "messages", "tools", "tool_choice", "parallel_tool_calls")
 IGNORED = ("stream", "keep_alive", "truncate", "shift")
 """Fields that change nothing here, or are read before: the model stays loaded, and a prompt that is too long is

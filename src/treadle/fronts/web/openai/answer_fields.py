@@ -5,9 +5,10 @@ The schemas are documentation: `tool_fields`, `output_fields` and `reasoning_fie
 
 from __future__ import annotations
 
+from ...chat_messages import MAX_PARTS
 from ...reasoning_fields import EFFORTS, THINKING_TYPES
 from ...tool_fields import MAX_DESCRIPTION_CHARS, MAX_TOOLS, NAME_PATTERN
-from ..json_schemas import FLAG, STRING, Schema, object_of, or_null, typed
+from ..json_schemas import FLAG, STRING, Schema, either, listed, object_of, or_null, typed
 
 _JSON_SCHEMA: Schema = {"type": "object", "description": "A JSON Schema; see docs/structured-output.md for keywords."}
 _NAME: Schema = {"type": "string", "pattern": f"^{NAME_PATTERN}$"}
@@ -83,3 +84,9 @@ Thinking = typed(or_null(object_of({"type": _TYPES}, budget_tokens=_BUDGET), {"t
 Think = typed(or_null({"type": "boolean"}, {"enum": list(EFFORTS)}))
 Budget = typed(_BUDGET)
 Shown = typed(FLAG)
+_TEXT_PART = object_of({"type": {"const": "text"}, "text": STRING})
+Prediction = typed(
+    or_null(
+        object_of({"type": {"const": "content"}, "content": either(STRING, listed(_TEXT_PART, maxItems=MAX_PARTS))})
+    )
+)

@@ -260,6 +260,8 @@ ANSWERS: dict[str, Schema] = {
             "completion_tokens_details": shape(
                 "Of the completions'; 0 for text completions, which are not read for reasoning.",
                 {"reasoning_tokens": COUNT},
+                accepted_prediction_tokens=COUNT,
+                rejected_prediction_tokens=COUNT,
             ),
         },
     ),

@@ -13,6 +13,7 @@ from ...chat_messages import asks_to_continue, read_turns
 from ...generation.pieces import STOP, Piece, Usage, WholeChoice
 from ...output_fields import FIELDS as OUTPUT_FIELDS
 from ...output_fields import read_output
+from ...prediction_field import read_prediction
 from ...prepared import PreparedPrompts
 from ...reasoning_fields import ReasoningOptions, read_reasoning
 from ...text_jobs import Enter
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 TOOL_FIELDS = ("tools", "tool_choice", "parallel_tool_calls", "functions", "function_call")
 CONTENT = (
     *("messages", "chat_template_kwargs", "continue_final_message", "add_generation_prompt"),
-    *(*TOOL_FIELDS, *OUTPUT_FIELDS),
+    *(*TOOL_FIELDS, *OUTPUT_FIELDS, "prediction"),
 )
 ACTED_ON = frozenset(ChatFields.model_fields) - {*CONTENT}
 OLDER_FORM: dict[str, Any] = {"functions": [{"name": "f"}]}
@@ -191,4 +192,5 @@ def _options(body: ChatFields, value: Mapping[str, Any], reasoning: ReasoningOpt
         output=read_output(value, close_at_limit=bool(body.close_at_limit)),
         thinking_budget=reasoning.budget,
         close_at_limit=bool(body.close_at_limit) and bool(tools),
+        prediction=read_prediction(body.prediction),
     )

@@ -49,7 +49,6 @@ SHARED_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 CHAT_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "modalities": (["text"],),
     "audio": (),
-    "prediction": (),
     "verbosity": ("medium",),
     "web_search_options": (),
     "moderation": (),

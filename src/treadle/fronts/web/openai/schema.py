@@ -45,6 +45,7 @@ from .answer_fields import (
     JsonSchema,
     OllamaFormat,
     Pattern,
+    Prediction,
     Reasoning,
     ResponseFormat,
     Shown,
@@ -151,6 +152,7 @@ class ChatFields(Generate):
         "True: the answer continues the last message, which is left open. Not with `add_generation_prompt: true`."
     )
     enable_thinking: bool | None = optional("Handed to the model's template, as in `chat_template_kwargs`.")
+    prediction: Prediction = optional("Text that the answer is expected to repeat, such as a file to edit: drafts.")
     tools: Tools = optional("Functions that the model may call.")
     tool_choice: ToolChoiceField = optional(
         '"auto" (the default), "none", "required", one function, or allowed tools. All but "none" are enforced.'

@@ -19,12 +19,16 @@ encode = msgspec.json.encode
 
 def usage_json(usage: Usage) -> dict[str, Any]:
     """Return the token counts of a whole request."""
+    details = {"reasoning_tokens": usage.reasoning_tokens}
+    if usage.accepted_tokens is not None and usage.rejected_tokens is not None:
+        details["accepted_prediction_tokens"] = usage.accepted_tokens
+        details["rejected_prediction_tokens"] = usage.rejected_tokens
     return {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
-        "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
+        "completion_tokens_details": details,
     }
 
 

@@ -17,7 +17,16 @@ from .snippets import pretty
 MAIN_FIELDS = ("messages", "prompt", "input")
 """Main fields of a request, whether or not its schema requires them."""
 GROUPS: dict[str, tuple[str, ...]] = {
-    "Model and limits": ("model", "max_completion_tokens", "max_tokens", "stop", "n", "best_of", "service_tier"),
+    "Model and limits": (
+        "model",
+        "max_completion_tokens",
+        "max_tokens",
+        "stop",
+        "n",
+        "best_of",
+        "service_tier",
+        "prediction",
+    ),
     "Sampling": (
         "temperature",
         "top_p",
@@ -47,6 +56,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "cache_salt",
         "priority",
         "timeout",
+        "speculate",
     ),
     "Names that other servers use": (
         "max_new_tokens",
