@@ -36,23 +36,32 @@ class Row:
 
 
 class Speculated:
-    """Asks for `drafts` draft tokens of each row in each step. `drafted` and `accepted` count tokens, and `verifying`
-    steps."""
+    """Asks for `drafts` draft tokens of each of `running` rows in each step. `drafted` and `accepted` count tokens, and
+    `verifying` steps."""
 
     def __init__(
-        self, runner: ModelRunner, requests: Sequence[Submit], *, drafts: int = 3, chunk: int = 10_000
+        self,
+        runner: ModelRunner,
+        requests: Sequence[Submit],
+        *,
+        drafts: int = 3,
+        chunk: int = 10_000,
+        running: int = 8,
     ) -> None:
         self.runner = runner
         self.rows = {request.id: Row(request) for request in requests}
         self.failures: dict[str, str] = {}
         self.drafts = drafts
         self.chunk = chunk
+        self.running = running
         self.steps = self.drafted = self.accepted = self.verifying = 0
         self.results: list[StepResult] = []
 
     @property
     def live(self) -> list[Row]:
-        return [row for row in self.rows.values() if not row.over]
+        """The rows that may be in the next step: those that have joined, first."""
+        left = [row for row in self.rows.values() if not row.over]
+        return sorted(left, key=lambda row: not row.joined)[: self.running]
 
     def run(self, *, preempt: int | None = None, cancel: Sequence[str] = ()) -> dict[str, list[int]]:
         """Step until all have ended; the tokens of each. With a seed to `preempt` some are released and go on later;

@@ -1,0 +1,68 @@
+"""Verified draft tokens in pages: what rows hold, and what others may reuse of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.runner.paged.conftest import Paged
+from tests.runner.speculated import Speculated
+from tests.runner.speculation_requests import answers, made, mixed, same
+from tests.support.scripted_drafter import ScriptedDrafter
+from treadle.core.messages import Submit
+from treadle.runner.kv.paged.paged_pass import PAGE
+
+MODELS = ["llama", "llama windowed", "gemma3", "qwen3_next", "glm4_moe_lite", "gpt_neox"]
+"""Full attention, windows, recurrent states, latents, and layers that are not fused."""
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_request_gains_what_it_gains_without_drafts(paged: Paged, name: str) -> None:
+    model = paged(name)
+    some = [one for one in mixed(2) if one.constraint is None or model.vocabulary > 260]
+    wanted = Speculated(made(model), some, drafts=0)
+    wanted.run()
+    runner = made(model, ScriptedDrafter(answers(wanted), 0.7))
+    free = runner.free_blocks()
+    found = Speculated(runner, some, drafts=7)
+    found.run()
+    same(found, wanted)
+    assert found.drafted > found.accepted > 100
+    again = Speculated(runner, some, drafts=2, chunk=30)
+    assert again.run(preempt=3) == answers(wanted)
+    assert runner.free_blocks() == free
+    assert runner.statistics().kv_bytes == 0
+
+
+@pytest.mark.parametrize("name", MODELS[:4])
+def test_rows_hold_the_pages_of_what_they_keep(paged: Paged, name: str) -> None:
+    """After each step, also where rejected drafts had begun another page."""
+    model = paged(name)
+    some = [Submit(id=f"{i}", prompt=(i, *range(20 + 7 * i)), max_tokens=70) for i in range(3)]
+    wanted = Speculated(made(model), some, drafts=0).run()
+    runner = made(model, ScriptedDrafter(wanted, 0.5))
+    free = runner.free_blocks()
+    run = Speculated(runner, some, drafts=8)
+    while run.live:
+        run.step()
+        assert free - runner.free_blocks() == sum(-(-row.cached // PAGE) for row in run.live)
+    assert answers(run) == wanted
+
+
+@pytest.mark.parametrize("name", MODELS[:4])
+def test_no_rejected_token_reaches_the_prefix_cache(paged: Paged, name: str) -> None:
+    """Prompts that go on as an answer did begin with it, and are answered as if it were not there."""
+    model = paged(name)
+    first = Submit(id="first", prompt=tuple(range(40)), max_tokens=50)
+    wanted = Speculated(made(model), [first], drafts=0).run()["first"]
+    runner = made(model, ScriptedDrafter({"first": wanted}, 0.5))
+    run = Speculated(runner, [first], drafts=7)
+    assert run.run()["first"] == wanted
+    assert run.drafted > run.accepted > 0
+    reused = 0
+    for count in (49, 25, 24, 23, 1):
+        later = Submit(id=f"{count}", prompt=(*first.prompt, *wanted[:count]), max_tokens=8)
+        (alone,) = Speculated(made(model), [later], drafts=0).run().values()
+        before = runner.statistics().prefix.reused
+        assert Speculated(runner, [later], drafts=0).run() == {later.id: alone}
+        reused += runner.statistics().prefix.reused - before
+    assert reused > 0
