@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -11,21 +13,28 @@ import pytest
 from tests.runner.conftest import Tiny
 from tests.support.capabilities import capabilities
 from tests.support.owners import CAN
-from treadle.core.messages import Capabilities
+from tests.support.scripted_drafter import ScriptedDrafter
+from treadle.core.messages import Capabilities, SpeculationCapabilities, StepCost
 from treadle.core.plan import RowFailure, RowTokens, StepPlan, StepResult
 from treadle.runner.loading.step_costs import StepCosts, measure
 from treadle.runner.model_runner import ModelRunner
 
 
 class Clocked:
-    """A runner whose steps take a second, and whose prompts `token_s` a token more, on a clock of its own."""
+    """A runner whose steps take `step_s` and a tenth of it a draft token, and whose prompts `token_s` a token more, on
+    a clock of its own."""
 
-    def __init__(self, token_s: float = 0.0, *, fails: bool = False, can: Capabilities = CAN) -> None:
+    def __init__(
+        self, token_s: float = 0.0, *, step_s: float = 1.0, fails: bool = False, can: Capabilities = CAN
+    ) -> None:
         self.now = 0.0
         self.capabilities = lambda: can
         self.plans: list[StepPlan] = []
         self.held: set[str] = set()
         self._token_s, self._fails = token_s, fails
+        self._step_s = step_s
+        self._started: list[StepPlan] = []
+        self.filled = False
 
     def clock(self) -> float:
         return self.now
@@ -33,10 +42,26 @@ class Clocked:
     def execute(self, plan: StepPlan) -> StepResult:
         self.plans.append(plan)
         self.held |= {admit.request.id for admit in plan.admit}
-        self.now += (1.0 if plan.decode else 0.0) + self._token_s * sum(chunk.count for chunk in plan.prefill)
+        drafts = sum(row.drafts for row in plan.decode)
+        assert self.filled or not drafts
+        self.now += self._step_s * (bool(plan.decode) + drafts / 10)
+        self.now += self._token_s * sum(chunk.count for chunk in plan.prefill)
         if self._fails:
             return StepResult(failures=tuple(RowFailure(id=row_id, message="no memory") for row_id in self.held))
-        return StepResult(rows=tuple(RowTokens(id=row.id, tokens=(7,)) for row in plan.decode))
+        rows = (RowTokens(id=row.id, tokens=(7,), drafted=row.drafts) for row in plan.decode)
+        return StepResult(rows=tuple(rows))
+
+    def start(self, plan: StepPlan) -> None:
+        self._started.append(plan)
+
+    def finish(self) -> StepResult:
+        return self.execute(self._started.pop(0))
+
+    @contextmanager
+    def filled_drafts(self) -> Iterator[None]:
+        self.filled = True
+        yield
+        self.filled = False
 
     def release(self, row_id: str) -> None:
         self.held.discard(row_id)
@@ -98,6 +123,84 @@ def test_what_raises_half_way_leaves_nothing_behind(tiny: Tiny, monkeypatch: pyt
     with pytest.raises(RuntimeError, match="half-way"):
         measure(runner, tiny("llama"), runner.clock)
     assert not runner.held
+
+
+def drafting(lookahead: int = 1, draft_tokens: int = 8, **fields: Any) -> Capabilities:
+    speculation = SpeculationCapabilities(drafters=("any",), draft_tokens=draft_tokens)
+    return capabilities(CAN, lookahead=lookahead, speculation=speculation, **fields)
+
+
+def about(seconds: float) -> Any:
+    return pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(("lookahead", "draft_tokens", "sizes"), [(1, 8, (0, 1, 3, 7)), (0, 3, (0, 1, 3))])
+def test_steps_with_drafts_are_timed_for_few_sequences_and_for_more(
+    tiny: Tiny, lookahead: int, draft_tokens: int, sizes: tuple[int, ...]
+) -> None:
+    runner = Clocked(step_s=1e-3, can=drafting(lookahead, draft_tokens))
+    found = measure(runner, replace(tiny("llama"), max_running=5), runner.clock)
+    assert found.plain == tuple(StepCost(rows, rows, about(1e-3)) for rows in (1, 2, 4))
+    assert found.verifying == tuple(
+        StepCost(rows, rows * (1 + drafts), about(1e-3 * (1 + rows * drafts / 10)))
+        for rows in (1, 2, 4)
+        for drafts in sizes
+    )
+    assert not runner.held
+
+
+def test_nothing_is_timed_with_drafts_where_none_can_be_verified(tiny: Tiny) -> None:
+    runner = Clocked(step_s=1e-3)
+    assert measure(runner, tiny("llama"), runner.clock).plain == ()
+    assert not any(row.drafts for plan in runner.plans for row in plan.decode)
+
+
+@pytest.mark.parametrize(("step_s", "most_s"), [(0.02, 3.0), (0.3, 4.0), (3.0, 40.0)])
+def test_slow_steps_are_timed_once_and_no_larger_ones_after_them(tiny: Tiny, step_s: float, most_s: float) -> None:
+    runner = Clocked(step_s=step_s, can=drafting())
+    model = replace(tiny("llama"), max_running=64)
+    without = Clocked(step_s=step_s)
+    measure(without, model, without.clock)
+    found = measure(runner, model, runner.clock)
+    assert runner.now - without.now < most_s
+    assert (found.plain[0].seconds, found.verifying[0].seconds) == pytest.approx((step_s, step_s))
+    assert found.verifying[1] == StepCost(1, 2, about(1.1 * step_s))
+    assert len(found.plain) < 7
+
+
+def test_rows_that_fail_with_drafts_leave_those_costs_out(tiny: Tiny) -> None:
+    runner = Clocked(fails=True, can=drafting())
+    assert measure(runner, tiny("llama"), runner.clock) == StepCosts()
+    assert not runner.held
+
+
+def test_only_rows_whose_tokens_fit_the_blocks_verify_drafts(tiny: Tiny) -> None:
+    runner = Clocked(step_s=1e-3, can=drafting(kv_block=32, kv_blocks=7))
+    found = measure(runner, replace(tiny("llama"), max_running=16), runner.clock)
+    assert [cost.rows for cost in found.plain] == [1, 2]
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3_next"])
+def test_a_warmed_up_runner_tells_what_drafts_take_and_holds_nothing(tiny: Tiny, name: str) -> None:
+    drafter = ScriptedDrafter({})
+    runner = ModelRunner(tiny(name, max_running=2), drafter=drafter)
+    runner.warm_up()
+    can = runner.capabilities().steps.speculation
+    assert (can.drafters, can.reason, can.draft_tokens) == (("scripted",), "", 8)
+    assert [cost.rows for cost in can.plain] == [1, 2]
+    assert {(cost.rows, cost.tokens) for cost in can.verifying} >= {(1, 1), (1, 2), (1, 4), (1, 8)}
+    assert runner.statistics().kv_bytes == 0
+    assert drafter.proposed == 0
+
+
+def test_a_runner_without_drafts_says_why(tiny: Tiny) -> None:
+    for runner, reason in (
+        (ModelRunner(tiny("llama")), "no drafter was asked for"),
+        (ModelRunner(tiny("llama", padded=True), drafter=ScriptedDrafter({})), "mlx-lm's caches"),
+    ):
+        can = runner.capabilities().steps.speculation
+        assert reason in can.reason
+        assert (can.drafters, can.draft_tokens, can.plain) == ((), 0, ())
 
 
 def test_a_warmed_up_runner_tells_what_steps_take(runner: ModelRunner) -> None:

@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import msgspec
 
-from ..core.messages import Capabilities, EmbeddingCapabilities, KvCapabilities, StepCapabilities
+from ..core.messages import (
+    Capabilities,
+    EmbeddingCapabilities,
+    KvCapabilities,
+    SpeculationCapabilities,
+    StepCapabilities,
+)
 from .device.programs import programs_so_far
 from .kv.backend import KvBackend
 from .loading.model import LoadedModel
 from .loading.step_costs import StepCosts
 from .pooling import Embedding
+from .verification import Speculation
 
 
-def capabilities_of(model: LoadedModel, backend: KvBackend, costs: StepCosts, *, grammars: bool) -> Capabilities:
+def capabilities_of(
+    model: LoadedModel, backend: KvBackend, costs: StepCosts, speculation: Speculation, *, grammars: bool
+) -> Capabilities:
     """Return the facts about `model`, and the limits of the runner that serves it with `backend`. `grammars`: it can
     follow those of structured output."""
     return Capabilities(
@@ -25,7 +34,7 @@ def capabilities_of(model: LoadedModel, backend: KvBackend, costs: StepCosts, *,
         parameters=model.parameters,
         weight_bytes=model.weight_bytes,
         kv=_kv_capabilities(model, backend),
-        steps=_step_capabilities(model, backend, costs),
+        steps=_step_capabilities(model, backend, costs, speculation),
         path="serialized" if backend.name == "serial" else "batched",
         grammars=grammars,
         fast_forward=grammars and backend.least_forced(1) > 0,
@@ -56,12 +65,21 @@ def _kv_capabilities(model: LoadedModel, backend: KvBackend) -> KvCapabilities:
     )
 
 
-def _step_capabilities(model: LoadedModel, backend: KvBackend, costs: StepCosts) -> StepCapabilities:
+def _step_capabilities(
+    model: LoadedModel, backend: KvBackend, costs: StepCosts, speculation: Speculation
+) -> StepCapabilities:
     return StepCapabilities(
         lookahead=backend.lookahead,
         prefill_tokens=model.prefill_tokens,
         prefill_quantum=backend.prefill_quantum,
         chunk_sizes=backend.chunk_sizes,
+        speculation=SpeculationCapabilities(
+            drafters=() if speculation.drafter is None else (speculation.drafter.name,),
+            reason=speculation.reason,
+            draft_tokens=speculation.draft_tokens,
+            plain=costs.plain,
+            verifying=costs.verifying,
+        ),
         prefix_cache=model.choice.config.keep_prefixes,
         sharing=backend.sharing,
         decode_step_s=costs.decode_step_s,

@@ -11,8 +11,8 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import mlx.core as mx
@@ -23,6 +23,7 @@ from ..core.messages import BlockEvent, Capabilities, Constraint
 from ..core.plan import Admit, DecodeRow, DraftTrial, PrefillChunk, RowScores, StepPlan, StepResult
 from ..core.statistics import RunnerStatistics
 from ..grammar.compiler import GrammarCompiler
+from .admission import Admission
 from .base import Job, JobContext
 from .capabilities import capabilities_of
 from .device import memory
@@ -30,15 +31,12 @@ from .device.owner_thread import OutOfMemory, OwnerThread, leave_thread, mlx_run
 from .device.staging import Staging, direct
 from .drafting.drafter import Drafter
 from .forward.segments import RowSegment
-from .guarded_drafter import GuardedDrafter
 from .kv.backend import WarmLimits
 from .loading.model import LoadedModel, build_backend
 from .loading.step_costs import StepCosts, measure
 from .loading.warmup import warm_up, warm_up_pooling
-from .sampling.constraints import GrammarGone, row_constraint
-from .sampling.sampler import SamplingRow
 from .settler import Settler
-from .step import RunningRow, Step, check_tokens, segment_of
+from .step import RunningRow, Step, segment_of
 from .step_sampler import StepSampler
 from .verification import Speculation, Verified
 
@@ -68,10 +66,10 @@ class ModelRunner:
         self._grammars = grammars or GrammarCompiler(None, unavailable=NO_GRAMMARS)
         self._rows: dict[str, RunningRow] = {}  # the registry of live sequences
         self._backend = build_backend(model, self._rows, clock)
+        self._admission = Admission(model, self._backend, self._rows, self._grammars)
         self._put = Staging().put if model.staged else direct
         self._sampler = StepSampler(model, self._put, self._backend)
-        guarded = None if drafter is None else GuardedDrafter(drafter, model.vocabulary)
-        self._speculation = Speculation(guarded, self._backend)
+        self._speculation = Speculation(drafter, self._backend, model.vocabulary)
         self._settler = Settler(self._backend, self._speculation)
         self._pool = memory.free_pool(model.device, model.kv_budget_bytes, model.max_running * model.vocabulary)
         self._started: deque[Step] = deque()
@@ -86,7 +84,8 @@ class ModelRunner:
     def capabilities(self) -> Capabilities:
         """Facts about the model, and limits of this runner."""
         self._owner.check()
-        return capabilities_of(self._model, self._backend, self._costs, grammars=not self._grammars.unavailable)
+        grammars = not self._grammars.unavailable
+        return capabilities_of(self._model, self._backend, self._costs, self._speculation, grammars=grammars)
 
     def warm_up(self) -> None:
         """Run every kind of step; leaves nothing behind (C2)."""
@@ -95,9 +94,20 @@ class ModelRunner:
         if model.embedding.whole:
             warm_up_pooling(self, model.embedding.poolings[0])
         else:
-            warm_up(self, self._backend.warm_passes(WarmLimits(model.max_running, model.context, model.prefill_tokens)))
+            drafts = self._speculation.draft_tokens
+            limits = WarmLimits(model.max_running, model.context, model.prefill_tokens, drafts)
+            warm_up(self, self._backend.warm_passes(limits), drafts)
             self._costs = measure(self, model)
         self._backend.reset()
+
+    @contextmanager
+    def filled_drafts(self) -> Iterator[None]:
+        """Fill up the drafter's proposals to what plans ask for, inside the block."""
+        self._speculation.fills = True
+        try:
+            yield
+        finally:
+            self._speculation.fills = False
 
     def free_blocks(self) -> int:
         """Blocks of cache memory that no sequence holds."""
@@ -222,7 +232,7 @@ class ModelRunner:
         self._grammars.close()
         self._backend.close()
         self._rows.clear()
-        del self._model, self._backend, self._sampler, self._speculation, self._settler
+        del self._model, self._backend, self._sampler, self._speculation, self._settler, self._admission
         memory.give_back()
         leave_thread()
 
@@ -241,7 +251,9 @@ class ModelRunner:
     def _step(self, plan: StepPlan) -> Step:
         step = Step(began=self._clock(), segments=[], rows={}, decodes=[], failed={}, propose=plan.propose)
         if plan.admit:
-            self._admit_all(plan.admit, step)
+            for admit in plan.admit:
+                self._forget(admit.request.id)
+            self._admission.admit(plan.admit, step)
         if any(decode.drafts for decode in plan.decode):
             assert not self._started, "drafts are verified in lock-step"
             step.drafts = self._speculation.draft(self._rows, plan.decode, self._least_forced(len(plan.decode)))
@@ -284,46 +296,6 @@ class ModelRunner:
         segment = replace(segment, hidden=row.pool.needed(segment.start, segment.end))
         step.pooled.append(segment)
         return segment
-
-    def _admit_all(self, admits: Sequence[Admit], step: Step) -> None:
-        """Register new sequences, and take over their cached prefixes before anything is allocated."""
-        rows = [row for admit in admits if (row := self._register(admit, step)) is not None]
-        step.evicted |= self._reuse([row for row in rows if not row.request.computes_whole_prompt])
-        for row in rows:
-            if row.id not in step.evicted:
-                self._backend.admit(row)
-
-    def _register(self, admit: Admit, step: Step) -> RunningRow | None:
-        request, vocabulary = admit.request, self._model.vocabulary
-        self._forget(request.id)
-        tokens = [*request.prompt, *admit.history]
-        try:
-            check_tokens(tokens, vocabulary)
-            constraint = row_constraint(request, admit.history, vocabulary, self._grammars)
-            sampling = SamplingRow(request, admit.history, vocabulary, constraint)
-            pool = self._model.embedding.pool(request.pooling, len(tokens))
-        except GrammarGone:
-            step.evicted.add(request.id)
-            return None
-        except (ValueError, TypeError, OverflowError) as error:
-            step.failed[request.id] = str(error)
-            return None
-        row = RunningRow(request.id, request.salt, tokens, request, sampling, admit.cached_tokens, pool)
-        self._rows[request.id] = row
-        return row
-
-    def _reuse(self, rows: list[RunningRow]) -> set[str]:
-        """Take over cached prefixes. Return the ids of sequences that did not get theirs, which are forgotten."""
-        if not rows:
-            return set()
-        found = [0] * len(rows)
-        with suppress(OutOfMemory), mlx_runtime("reusing a prompt"):
-            found = self._backend.reuse([(row, row.cached) for row in rows])
-        evicted = [row for row, count in zip(rows, found, strict=True) if count != row.cached]
-        self._backend.invalidate(evicted)
-        for row in evicted:
-            del self._rows[row.id]
-        return {row.id for row in evicted}
 
     def _invalidate(self, step: Step) -> None:
         """Invalidate the sequences of a step that failed, except those released since, whatever their ids mean now."""

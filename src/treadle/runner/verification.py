@@ -16,8 +16,9 @@ import numpy as np
 from msgspec.structs import replace
 
 from ..core.messages import TokenLogprob
-from ..core.plan import DecodeRow, DraftTrial, RowTokens
+from ..core.plan import MAX_SCORED_TOKENS, DecodeRow, DraftTrial, RowTokens
 from .device.staging import Put, direct
+from .drafting.drafter import Drafter
 from .forward.segments import RowSegment
 from .guarded_drafter import GuardedDrafter
 from .kv.backend import KvBackend
@@ -26,8 +27,7 @@ from .sampling.row_drafts import RowDrafts, fitting, stops
 from .sampling.sampler import SamplingRow
 from .step import RunningRow, Step
 
-Force = Callable[[Step, RunningRow], str]
-"""Appends the tokens that a row's constraint forces. Returns why the row can't go on; empty if it can."""
+NO_DRAFTER = "no drafter was asked for"
 
 
 class Picks(NamedTuple):
@@ -76,22 +76,29 @@ class Kept:
 
 
 class Speculation:
-    """Draft tokens of `drafter` (None: none) in steps over `backend`."""
+    """Draft tokens of a drafter in steps over `backend`, of which a row verifies up to `draft_tokens`: 0 for the
+    `reason`, and without `drafter` then. With `fills` the drafter's proposals are filled up to what is asked for."""
 
-    def __init__(self, drafter: GuardedDrafter | None, backend: KvBackend) -> None:
-        self.drafter = drafter
+    def __init__(self, drafter: Drafter | None, backend: KvBackend, vocabulary: int) -> None:
+        self.reason = backend.no_drafts if drafter is not None else NO_DRAFTER
+        self.drafter = None if drafter is None or self.reason else GuardedDrafter(drafter, vocabulary)
+        self.draft_tokens = backend.draft_tokens if self.drafter is not None else 0
+        self.fills = False
         self._backend = backend
-        self.draft_tokens = backend.draft_tokens if drafter is not None else 0
 
     # Drafts ----------------------------------------------------------------------------------------------------------
 
     def draft(self, rows: Mapping[str, RunningRow], decodes: Sequence[DecodeRow], least: int) -> dict[str, RowDrafts]:
-        """Return the drafts that those of `decodes` verify that may. `least` is the least number of forced tokens that
-        are taken at once."""
+        """Return the drafts of those of `decodes` that may verify some: so many that there is memory for the logits of
+        all. `least` is the least number of forced tokens that are taken at once."""
         asked = [(rows[one.id], one, most) for one in decodes if one.id in rows and (most := self._most(rows, one)) > 0]
-        if not asked or self.drafter is None:
+        each = (MAX_SCORED_TOKENS - len(decodes)) // max(1, len(asked))
+        if not asked or self.drafter is None or each <= 0:
             return {}
-        proposed = self.drafter.propose([row for row, _, _ in asked], [most for _, _, most in asked])
+        counts = [min(most, each) for _, _, most in asked]
+        proposed = self.drafter.propose([row for row, _, _ in asked], counts)
+        if self.fills:
+            proposed = [[*tokens, *[0] * (count - len(tokens))] for tokens, count in zip(proposed, counts, strict=True)]
         found = {
             row.id: fitting(row.sampling, row.request, tokens, decode.position, least)
             for (row, decode, _), tokens in zip(asked, proposed, strict=True)
@@ -127,7 +134,7 @@ class Speculation:
         """Return how many draft tokens a row could verify next."""
         if self.drafter is None or not _may_draft(row):
             return 0
-        return min(self.drafter.ready(row), self.draft_tokens)
+        return self.drafter.ready(row)
 
     def keep(self, step: Step, kept: Sequence[Kept]) -> None:
         """Cut the rows' caches to the tokens that they keep, and let others reuse what was computed."""

@@ -26,20 +26,23 @@ Clock = Callable[[], float]
 
 class WarmPass(NamedTuple):
     """A step to run before the first request: `decoding` sequences that decode one token beside a prompt that is
-    computed in `chunks`. `scored` asks for log-probabilities of the prompt's tokens, with that many alternatives."""
+    computed in `chunks`. `scored` asks for log-probabilities of the prompt's tokens, with that many alternatives. With
+    `drafts` each of the sequences also verifies so many draft tokens."""
 
     decoding: int = 0
     chunks: tuple[int, ...] = ()
     scored: int | None = None
+    drafts: int = 0
 
 
 class WarmLimits(NamedTuple):
-    """Largest steps to warm up for: sequences that decode, tokens of a sequence, and tokens of prompts in a step (0:
-    no limit)."""
+    """Largest steps to warm up for: sequences that decode, tokens of a sequence, tokens of prompts in a step (0: no
+    limit), and draft tokens of a sequence."""
 
     max_running: int
     context: int
     prefill_tokens: int
+    draft_tokens: int = 0
 
 
 class LeastMemory(NamedTuple):

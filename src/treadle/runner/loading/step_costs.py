@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from ...core.messages import Capabilities
+from ...core.messages import Capabilities, StepCost
 from ...core.plan import Admit, DecodeRow, StepPlan
 from ..kv.backend import WarmPass
 from ..kv.contiguous.buffer import STEP
+from .draft_costs import TOKENS, measure_drafts
 from .model import LoadedModel
 from .synthetic_steps import Clock, Warmable, decoders, release, run_pass
 
@@ -20,20 +21,30 @@ _TELLING_S = 0.1  # a chunk that takes this long tells the cost of a token
 
 @dataclass(frozen=True)
 class StepCosts:
-    """Seconds of a step in which all slots decode, and of one more token of a prompt; 0 where not measured."""
+    """Seconds of a step in which all slots decode, and of one more token of a prompt; 0 where not measured. `plain` and
+    `verifying` are those of `SpeculationCapabilities`."""
 
     decode_step_s: float = 0.0
     prompt_token_s: float = 0.0
+    plain: tuple[StepCost, ...] = ()
+    verifying: tuple[StepCost, ...] = ()
 
 
 def measure(runner: Warmable, model: LoadedModel, clock: Clock = time.perf_counter) -> StepCosts:
-    """Time decode steps of all slots (of 64, where there are more) and chunks of prompts. Leaves nothing behind (C2).
+    """Time decode steps of all slots (of 64, where there are more) and chunks of prompts, and steps of fewer slots with
+    and without drafts where these can be verified. Leaves nothing behind (C2).
 
     A row that fails in a timed step, for lack of memory as a rule, leaves that cost at 0.
     """
-    capacity = _Capacity(runner.capabilities(), model)
+    can = runner.capabilities()
+    capacity = _Capacity(can, model)
     rows = min(model.max_running, _MOST_ROWS, capacity.rows)
-    return StepCosts(_decode_step_s(runner, rows, clock), _prompt_token_s(runner, model, capacity, clock))
+    costs = StepCosts(_decode_step_s(runner, rows, clock), _prompt_token_s(runner, model, capacity, clock))
+    if not can.steps.speculation.drafters or model.context <= TOKENS:
+        return costs
+    rows = min(rows, capacity.rows_of(TOKENS))
+    plain, verifying = measure_drafts(runner, rows, can.steps, clock)
+    return replace(costs, plain=plain, verifying=verifying)
 
 
 class _Capacity:
@@ -41,6 +52,7 @@ class _Capacity:
 
     def __init__(self, can: Capabilities, model: LoadedModel) -> None:
         budget, row_bytes, token_bytes = can.kv.budget_bytes, model.kv.row_bytes, model.kv.token_bytes
+        self._block = can.kv.block if can.kv.blocks else STEP
         if can.kv.blocks:
             self.rows, self.tokens = can.kv.blocks, can.kv.blocks * can.kv.block
         elif budget and token_bytes:  # buffers grow by STEP tokens
@@ -48,6 +60,10 @@ class _Capacity:
             self.tokens = (budget - row_bytes) // token_bytes - STEP
         else:
             self.rows, self.tokens = model.max_running, model.context
+
+    def rows_of(self, tokens: int) -> int:
+        """Sequences of `tokens` tokens."""
+        return self.rows // -(-tokens // self._block)
 
 
 def _decode_step_s(runner: Warmable, rows: int, clock: Clock) -> float:

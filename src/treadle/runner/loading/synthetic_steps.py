@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 from ...core.messages import Capabilities, Submit
@@ -22,6 +23,12 @@ class Warmable(Protocol):
 
     def execute(self, plan: StepPlan) -> StepResult: ...
 
+    def start(self, plan: StepPlan) -> None: ...
+
+    def finish(self) -> StepResult: ...
+
+    def filled_drafts(self) -> AbstractContextManager[None]: ...
+
     def release(self, row_id: str) -> None: ...
 
     def trim_memory(self) -> None: ...
@@ -33,11 +40,12 @@ def decoders(count: int, max_tokens: int = 1) -> list[Submit]:
 
 
 def run_pass(runner: Warmable, one: WarmPass, clock: Clock = time.perf_counter) -> float:
-    """Run the steps of one pass: the first chunk of the prompt beside all that decode, then the others alone.
+    """Run the steps of one pass: the first chunk of the prompt beside all that decode, then the others alone, or a
+    step in which those that decode verify drafts.
 
     Returns their seconds; 0 where a sequence failed, as a rule for lack of memory.
     """
-    decoding = decoders(one.decoding)
+    decoding = decoders(one.decoding, max_tokens=2 + one.drafts)
     prompt = (0,) * (sum(one.chunks) + 1)
     whole = Submit(id="warm-up", prompt=prompt, max_tokens=1, prompt_logprobs=one.scored, salt=SALT)
     requests = [*decoding, whole] if one.chunks else decoding
@@ -49,9 +57,18 @@ def run_pass(runner: Warmable, one: WarmPass, clock: Clock = time.perf_counter) 
             chunk = PrefillChunk(id=whole.id, start=start, count=min(size, len(prompt) - start))
             result = runner.execute(StepPlan(step=0, admit=admit, prefill=(chunk,) if size else (), decode=decode))
             admit, decode, start, failed = (), (), start + size, failed or bool(result.failures)
+        if one.drafts and not failed:
+            _verify(runner, decoding, one.drafts)
         return 0.0 if failed else clock() - began
     finally:
         release(runner, requests)
+
+
+def _verify(runner: Warmable, requests: Iterable[Submit], drafts: int) -> None:
+    """Run a step in which the sequences, which have a token each, verify drafts."""
+    with runner.filled_drafts():
+        decode = tuple(DecodeRow(id=request.id, position=1, drafts=drafts) for request in requests)
+        runner.execute(StepPlan(step=0, decode=decode))
 
 
 def release(runner: Warmable, requests: Iterable[Submit]) -> None:

@@ -12,15 +12,15 @@ from .synthetic_steps import SALT, Warmable, run_pass
 _PROMPT = (0, 1, 0)
 
 
-def warm_up(runner: Warmable, passes: Sequence[WarmPass]) -> None:
+def warm_up(runner: Warmable, passes: Sequence[WarmPass], drafts: int = 0) -> None:
     """Run the KV backend's `passes`, then prefill and decode two sequences, one greedy and one with every stage of
-    sampling. Leaves nothing behind, also when it raises."""
+    sampling, and verify up to `drafts` draft tokens of them. Leaves nothing behind, also when it raises."""
     for one in passes:
         run_pass(runner, one)
     every = Sampling(temperature=1.0, top_p=0.9, top_k=8, repetition_penalty=1.1)
     requests = [
-        Submit(id="warm-up 0", prompt=_PROMPT, max_tokens=3, salt=SALT),
-        Submit(id="warm-up 1", prompt=_PROMPT, max_tokens=3, sampling=every, logprobs=1, salt=SALT),
+        Submit(id="warm-up 0", prompt=_PROMPT, max_tokens=8, salt=SALT),
+        Submit(id="warm-up 1", prompt=_PROMPT, max_tokens=8, sampling=every, logprobs=1, salt=SALT),
     ]
     try:
         chunks = tuple(PrefillChunk(id=request.id, start=0, count=len(_PROMPT) - 1) for request in requests)
@@ -30,7 +30,11 @@ def warm_up(runner: Warmable, passes: Sequence[WarmPass]) -> None:
         if result.failures:
             raise ValueError(result.failures[0].message)
         second = tuple(DecodeRow(id=row.id, position=1) for row in result.rows)
-        runner.execute(StepPlan(step=0, decode=second))
+        result = runner.execute(StepPlan(step=0, decode=second))
+        if drafts:
+            with runner.filled_drafts():
+                third = tuple(DecodeRow(id=row.id, position=2, drafts=min(drafts, 3)) for row in result.rows)
+                runner.execute(StepPlan(step=0, decode=third))
     finally:
         for request in requests:
             runner.release(request.id)

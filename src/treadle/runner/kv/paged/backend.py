@@ -35,7 +35,7 @@ from .memory import SLACK, LayerConfig, PagedMemory
 from .page_allocator import PageAllocator, PageTable
 from .paged_pass import PAGE, LayerKind, PagedPass, table_rows
 from .tiling import COUNT, FIRST, POSITION
-from .warm_passes import compiled_passes, kernel_passes
+from .warm_passes import compiled_passes, kernel_passes, verifying_passes
 from .window_pages import WindowPages
 
 
@@ -141,7 +141,9 @@ class PagedBackend:
 
     def warm_passes(self, limits: WarmLimits) -> list[WarmPass]:
         passes = kernel_passes(self.chunk_sizes, self.blocks * PAGE, limits)
-        return [*passes, *(compiled_passes(self.chunk_sizes, PAGE, self.blocks, limits) if self.in_buckets else ())]
+        if self.in_buckets:
+            passes += compiled_passes(self.chunk_sizes, PAGE, self.blocks, limits)
+        return [*passes, *verifying_passes(PAGE, self.blocks, limits)]
 
     def least_forced(self, decoding: int) -> int:
         return 1

@@ -15,6 +15,7 @@ _KERNEL_SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96)
 _PASS_SIZES = (128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
 _LONG = 2048
 """The longest chunk for which passes are compiled ahead."""
+_VERIFYING_ROWS = (4, 8, 16, 32, 64)
 _MOST_MIXED = 400
 """Passes of sequences that decode beside a chunk, of which fewer than there are programs are compiled ahead."""
 
@@ -36,6 +37,15 @@ def compiled_passes(chunk_sizes: Sequence[int], block: int, blocks: int, limits:
     decoding = [WarmPass(rows) for rows in _buckets(decode_bucket, limits.max_running)]
     passes = [*mixed[:_MOST_MIXED], *decoding]
     return [one for one in passes if one.decoding + -(-sum(one.chunks) // block) <= blocks]
+
+
+def verifying_passes(block: int, blocks: int, limits: WarmLimits) -> list[WarmPass]:
+    """Batches that verify drafts: few sequences with any number of them, and more with some."""
+    few = [WarmPass(rows, drafts=count) for rows in (1, 2) for count in range(1, limits.draft_tokens + 1)]
+    rows = [rows for rows in _VERIFYING_ROWS if rows <= limits.max_running]
+    many = [WarmPass(count, drafts=drafts) for count in rows for drafts in (1, 3, 7) if drafts <= limits.draft_tokens]
+    needed = -(-(2 + limits.draft_tokens) // block)  # blocks of a sequence
+    return [one for one in [*few, *many] if one.decoding <= limits.max_running and one.decoding * needed <= blocks]
 
 
 def _buckets(bucket: Callable[[int], int], most: int) -> list[int]:

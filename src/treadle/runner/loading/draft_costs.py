@@ -1,0 +1,138 @@
+"""Costs of steps that verify draft tokens, and of those that follow each other without, for the first sequences.
+
+A scheduler corrects them by the steps that it sees. So a few steps of a few sizes will do, the smallest first: what is
+left out when the time is over costs as much as others let expect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from itertools import pairwise
+from statistics import median
+
+from ...core.messages import StepCapabilities, StepCost
+from ...core.plan import MAX_SCORED_TOKENS, Admit, DecodeRow, StepPlan, StepResult
+from ..device.owner_thread import OutOfMemory
+from .synthetic_steps import Clock, Warmable, decoders, release
+
+TOKENS = 96
+"""Tokens of a sequence, at most."""
+BUDGET_S = 1.5
+SLOW_S = 0.25
+"""After a step that takes longer nothing larger is timed."""
+_DRAFTS = (0, 1, 3, 7)
+_STEPS = 3
+
+
+class _Failed(Exception):
+    """A sequence failed, for lack of memory as a rule."""
+
+
+Costs = tuple[tuple[StepCost, ...], tuple[StepCost, ...]]
+
+
+def measure_drafts(runner: Warmable, most_rows: int, can: StepCapabilities, clock: Clock) -> Costs:
+    """Return `SpeculationCapabilities.plain` and `verifying` for up to `most_rows` sequences. Leaves nothing behind."""
+    end = clock() + BUDGET_S
+    plain: list[StepCost] = []
+    verifying: list[StepCost] = []
+    rows = 1
+    while rows <= most_rows and clock() < end and (not plain or plain[-1].seconds < SLOW_S):
+        decoding = _Decoding(runner, rows, clock)
+        try:
+            decoding.join()
+            plain.append(StepCost(rows, rows, decoding.plain_s(can.lookahead)))
+            verifying += decoding.verifying(can, plain[-1], end)
+        except (_Failed, OutOfMemory):
+            break
+        finally:
+            decoding.leave()
+        rows *= 2
+    return tuple(plain), tuple(verifying)
+
+
+class _Decoding:
+    """`rows` sequences that decode, as a scheduler would step them."""
+
+    def __init__(self, runner: Warmable, rows: int, clock: Clock) -> None:
+        self._runner = runner
+        self._rows = rows
+        self._clock = clock
+        self._requests = decoders(rows, TOKENS)
+        self._in_flight = 0
+        self._gained = dict.fromkeys((request.id for request in self._requests), 0)
+
+    def join(self) -> None:
+        """Admit the sequences, with a token each."""
+        admit = tuple(Admit(request=request) for request in self._requests)
+        self._take(self._runner.execute(StepPlan(step=0, admit=admit, decode=self._decode(0))))
+
+    def leave(self) -> None:
+        while self._in_flight:
+            with suppress(OutOfMemory):
+                self._finish()
+        release(self._runner, self._requests)
+
+    def plain_s(self, lookahead: int) -> float:
+        """Seconds of steps that follow each other, each started before the one before is finished where there is
+        `lookahead`."""
+        times: list[float] = []
+        while len(times) < 2 + _STEPS and not (len(times) > 1 and times[-1] - times[-2] > SLOW_S):
+            while self._in_flight <= lookahead:
+                self._runner.start(StepPlan(step=0, decode=self._decode(self._in_flight)))
+                self._in_flight += 1
+            self._take(self._finish())
+            times.append(self._clock())
+        while self._in_flight:
+            self._take(self._finish())
+        return median(after - before for before, after in pairwise(times))
+
+    def _finish(self) -> StepResult:
+        try:
+            result = self._runner.finish()
+        except BaseException:
+            self._in_flight = 0
+            raise
+        self._in_flight -= 1
+        return result
+
+    def verifying(self, can: StepCapabilities, plain: StepCost, end: float) -> Iterator[StepCost]:
+        """Yield the costs of steps that verify more and more drafts, until `end`; of one sequence with a draft in any
+        case."""
+        slow = False
+        for drafts in _DRAFTS:
+            tokens = self._rows * (1 + drafts)
+            needed = self._rows == 1 and drafts <= 1
+            if drafts > can.speculation.draft_tokens or tokens > MAX_SCORED_TOKENS:
+                return
+            if not needed and (slow or self._clock() >= end):
+                return
+            seconds = plain.seconds if not drafts and not can.lookahead else self._verifying_s(drafts)
+            if seconds is not None:
+                yield StepCost(self._rows, tokens, seconds)
+                slow = seconds > SLOW_S
+
+    def _verifying_s(self, drafts: int) -> float | None:
+        """Seconds of steps that verify so many drafts; None where none did. The first of them is not counted."""
+        times: list[float] = []
+        for _ in range(2 * (1 + _STEPS)):
+            began = self._clock()
+            with self._runner.filled_drafts():
+                result = self._runner.execute(StepPlan(step=0, decode=self._decode(0, drafts)))
+            seconds = self._clock() - began
+            self._take(result)
+            if all(row.drafted == drafts for row in result.rows):  # not so after states that are computed again
+                times.append(seconds)
+            if len(times) > _STEPS or (times and seconds > SLOW_S):
+                break
+        return median(times[1:] or times) if times else None
+
+    def _decode(self, ahead: int, drafts: int = 0) -> tuple[DecodeRow, ...]:
+        return tuple(DecodeRow(id_, gained + ahead, drafts) for id_, gained in self._gained.items())
+
+    def _take(self, result: StepResult) -> None:
+        if result.failures:
+            raise _Failed
+        for row in result.rows:
+            self._gained[row.id] += len(row.tokens)
