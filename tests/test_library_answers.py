@@ -94,6 +94,26 @@ async def answered(folder: Path, answer: str, prompt: Any = HI, **arguments: Any
 
 
 @pytest.mark.parametrize("prompt", [HI, "Hi", [72, 105]])
+@in_loop
+async def test_a_call_says_what_it_expects_or_wants_no_drafts(folder: Path, text: TextModel, prompt: Any) -> None:
+    done, request = await answered(folder, "the file", prompt, prediction="the file.", speculate=False)
+    assert done.text == "the file"
+    assert request.prediction == tuple(text.encode("the file.", add_special_tokens=False))
+    assert request.speculate is False
+
+
+@pytest.mark.parametrize(
+    ("arguments", "param"),
+    [({"prediction": 5}, "prediction"), ({"prediction": "\ud800"}, "prediction"), ({"speculate": "no"}, "speculate")],
+)
+@in_loop
+async def test_another_expectation_is_refused(folder: Path, arguments: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        await answered(folder, "x", **arguments)
+    assert caught.value.param == param
+
+
+@pytest.mark.parametrize("prompt", [HI, "Hi", [72, 105]])
 @pytest.mark.parametrize(
     ("json_schema", "answer", "value"),
     [

@@ -65,7 +65,7 @@ async def test_what_ran_goes_on_from_its_tokens_and_what_waited_waits_on():
     """B7: their clients see a pause, and each token once."""
     scene = await Scene(running=1, waiting=3).begin()
     with scene.reserve() as first_one, scene.reserve(rows=2) as others:
-        (running,) = first_one.submit([ask(1, logprobs=0)])
+        (running,) = first_one.submit([ask(1, logprobs=0, speculate=False, prediction=(4, 5))])
         waiting, later = others.submit([ask(2), ask(3)])
         scene.admit(running, tokens=(7, 8), logprobs=(TokenLogprob(-1.0),) * 2, cached_tokens=1)
         scene.clock.now += 1.5
@@ -73,6 +73,7 @@ async def test_what_ran_goes_on_from_its_tokens_and_what_waited_waits_on():
         again = submits(scene.owner)[0]
         assert (again.generated, again.resumed) == ((7, 8), True)
         assert (again.id, again.prompt, again.sampling) == (running.id, (1, 2, 3), running.request.sampling)
+        assert (again.speculate, again.prediction) == (False, (4, 5))
         scene.admit(running, cached_tokens=3)
         gain(scene, running, 9, 10)
         first, second = submits(scene.owner)[1:]

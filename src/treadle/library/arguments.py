@@ -14,6 +14,7 @@ from ..fronts.prediction_field import read_prediction
 from ..fronts.reasoning_fields import read_reasoning
 from ..fronts.tool_fields import read_choice, read_tools
 from ..fronts.validate import RawParams
+from ..text import check_text
 
 Parse = Callable[[str], Any]
 
@@ -94,7 +95,9 @@ def _flag(given: Mapping[str, Any], name: str) -> bool | None:
 
 def _prediction(value: Any) -> str:
     """Return the text that the answer is expected to repeat, given as text or as in the HTTP API."""
-    return value if isinstance(value, str) else read_prediction(value)
+    text = value if isinstance(value, str) else read_prediction(value)
+    check_text(text, param="prediction")
+    return text
 
 
 # The form of the answer -----------------------------------------------------------------------------------------

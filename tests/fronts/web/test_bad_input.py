@@ -289,7 +289,6 @@ async def test_an_endpoint_beside_v1_is_told_where_the_base_url_ends(path: str, 
 REFUSED_BY_NAME: list[tuple[str, Any]] = [
     ("modalities", ["audio"]),
     ("audio", {"voice": "x"}),
-    ("prediction", {"type": "content"}),
     ("service_tier", "scale"),
     ("repeat_last_n", 64),
     ("mirostat", 2),
