@@ -70,8 +70,8 @@ def _runner(model: LoadedModel, govern: Callable[[], None], grammars: GrammarCom
     possible = runner.capabilities().steps.speculation
     if speculate not in ("auto", "off") and speculate not in possible.drafters:
         raise ConfigError(
-            f"`speculate` is {speculate}, and {model.name} can't verify draft tokens: {possible.reason}; give auto or "
-            "off",
+            f"`speculate` is {speculate}, and {model.name} can't verify draft tokens: "
+            f"{possible.reason or 'its KV backend has no way to'}; give auto or off",
             param="speculate",
         )
     return runner
