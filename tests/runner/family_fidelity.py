@@ -9,10 +9,13 @@ from functools import partial
 
 import mlx.core as mx
 import numpy as np
+from msgspec.structs import replace
 
 from tests.runner.drive import Choice, Drive, run_alone, seeded_choices
 from tests.runner.looped import Looped
 from tests.runner.parting import PARTING
+from tests.runner.speculated import Speculated
+from tests.support.scripted_drafter import ScriptedDrafter
 from treadle.core.messages import Submit
 from treadle.runner.loading.model import LoadedModel
 from treadle.runner.model_runner import ModelRunner
@@ -97,10 +100,24 @@ def _cached(model: LoadedModel, judge: Judge) -> Iterator[str]:
     yield "" if any(loop.cached(request.id) for request in again) else "no prefix was reused"
 
 
+def _drafted(model: LoadedModel, judge: Judge) -> Iterator[str]:
+    """With drafts that are verified, every other one wrong, where the backend can; some sequences preempted."""
+    if not ModelRunner(model, drafter=ScriptedDrafter({})).capabilities().steps.speculation.draft_tokens:
+        return
+    some = [replace(request, max_tokens=16) for request in requests(5)]
+    plain = Speculated(ModelRunner(model), some, drafts=0).run()
+    run = Speculated(ModelRunner(model, drafter=ScriptedDrafter(plain, 0.6)), some, drafts=3)
+    tokens = run.run(preempt=1)
+    for request in some:
+        yield judge.departure(request, tokens[request.id])
+    yield "" if run.drafted > run.accepted > 0 else "no drafts were verified"
+
+
 WAYS: dict[str, Callable[[LoadedModel, Judge], Iterator[str]]] = {
     "alone": _alone,
     "together, chunked, preempted": _together,
     "cached": _cached,
+    "drafted": _drafted,
 }
 
 

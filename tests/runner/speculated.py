@@ -72,7 +72,7 @@ class Speculated:
             for row in self.live:
                 if row.id in cancel and len(row.tokens) > 3:
                     self.release(row, over=True)
-                elif preempt is not None and row.joined and dice.random() < 1 / 6:
+                elif preempt is not None and row.joined and dice.random() < 1 / 20:
                     self.release(row)
         return {id_: row.tokens for id_, row in self.rows.items()}
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 
 from tests.runner.paged.conftest import Paged
+from tests.runner.paged.models import VOCABULARY, loaded, make
+from tests.runner.paged.models import paged as paged_config
 from tests.runner.speculated import Speculated
-from tests.runner.speculation_requests import answers, made, mixed, same
+from tests.runner.speculation_requests import CALL, answers, made, mixed, same
 from tests.support.scripted_drafter import ScriptedDrafter
-from treadle.core.messages import Submit
+from treadle.core.messages import Sampling, Submit
 from treadle.runner.kv.paged.paged_pass import PAGE
 
 MODELS = ["llama", "llama windowed", "gemma3", "qwen3_next", "glm4_moe_lite", "gpt_neox"]
@@ -66,3 +68,19 @@ def test_no_rejected_token_reaches_the_prefix_cache(paged: Paged, name: str) -> 
         assert Speculated(runner, [later], drafts=0).run() == {later.id: alone}
         reused += runner.statistics().prefix.reused - before
     assert reused > 0
+
+
+def test_states_are_computed_again_beside_forced_tokens() -> None:
+    """A row whose constraint forces tokens behind a rejected draft computes both in its next step."""
+    module = make("qwen3_next", vocab_size=VOCABULARY)
+    model = loaded(module, paged_config(module))
+    some = [
+        Submit(id=f"{i}", prompt=(i, 5, 6), max_tokens=60, constraint=CALL, sampling=Sampling(temperature=1.0, seed=i))
+        for i in range(6)
+    ]
+    wanted = Speculated(made(model), some, drafts=0).run()
+    assert all(b"-and-then-" in bytes(tokens) for tokens in wanted.values())
+    for acceptance in (0.0, 0.5):
+        run = Speculated(made(model, ScriptedDrafter(wanted, acceptance)), some, drafts=3)
+        assert run.run() == wanted
+        assert run.drafted > run.accepted

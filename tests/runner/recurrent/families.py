@@ -181,12 +181,12 @@ RECURRENT: dict[str, dict[str, Any]] = {
 }
 
 
-def new_model(family: str, seed: int = 0) -> Any:
-    """A random float32 model of `family`, with decays of all strengths."""
+def new_model(family: str, seed: int = 0, **changed: Any) -> Any:
+    """A random float32 model of `family`, its configuration `changed`, with decays of all strengths."""
     connect()
     from mlx_lm.utils import _get_classes
 
-    config = {"model_type": family, **RECURRENT[family]}
+    config = {"model_type": family, **RECURRENT[family], **changed}
     model_class, arguments = _get_classes(config)
     mx.random.seed(seed)
     model = model_class(arguments.from_dict(config))
