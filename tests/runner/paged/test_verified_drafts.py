@@ -11,7 +11,10 @@ from tests.runner.speculated import Speculated
 from tests.runner.speculation_requests import CALL, answers, made, mixed, same
 from tests.support.scripted_drafter import ScriptedDrafter
 from treadle.core.messages import Sampling, Submit
+from treadle.runner.forward.batch_buckets import decode_bucket
+from treadle.runner.kv.backend import WarmLimits
 from treadle.runner.kv.paged.paged_pass import PAGE
+from treadle.runner.kv.paged.warm_passes import verifying_passes
 
 MODELS = ["llama", "llama windowed", "gemma3", "qwen3_next", "glm4_moe_lite", "gpt_neox"]
 """Full attention, windows, recurrent states, latents, and layers that are not fused."""
@@ -84,3 +87,15 @@ def test_states_are_computed_again_beside_forced_tokens() -> None:
         run = Speculated(made(model, ScriptedDrafter(wanted, acceptance)), some, drafts=3)
         assert run.run() == wanted
         assert run.drafted > run.accepted
+
+
+def test_batches_of_all_buckets_are_warmed_up_to_verify_drafts() -> None:
+    passes = verifying_passes(PAGE, 100, WarmLimits(max_running=16, context=2048, prefill_tokens=0, draft_tokens=7))
+    assert [one.drafts for one in passes if one.decoding == 1] == [1, 2, 3, 4, 5, 6, 7]
+    tokens = {one.decoding * (1 + one.drafts) for one in passes}
+    assert tokens >= {decode_bucket(count) for count in range(2, 16 * 8)}
+    assert max(one.decoding for one in passes) == 16
+    few = verifying_passes(PAGE, 3, WarmLimits(max_running=16, context=2048, prefill_tokens=0, draft_tokens=3))
+    assert {one.decoding for one in few} == {1, 2, 3}
+    assert {one.drafts for one in few} == {1, 2, 3}
+    assert verifying_passes(PAGE, 100, WarmLimits(max_running=16, context=2048, prefill_tokens=0)) == []

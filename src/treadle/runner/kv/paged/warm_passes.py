@@ -15,7 +15,8 @@ _KERNEL_SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96)
 _PASS_SIZES = (128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
 _LONG = 2048
 """The longest chunk for which passes are compiled ahead."""
-_VERIFYING_ROWS = (4, 8, 16, 32, 64)
+_MOST_VERIFYING = 256
+"""Tokens of the largest batches that are warmed up to verify drafts."""
 _MOST_MIXED = 400
 """Passes of sequences that decode beside a chunk, of which fewer than there are programs are compiled ahead."""
 
@@ -40,12 +41,16 @@ def compiled_passes(chunk_sizes: Sequence[int], block: int, blocks: int, limits:
 
 
 def verifying_passes(block: int, blocks: int, limits: WarmLimits) -> list[WarmPass]:
-    """Batches that verify drafts: few sequences with any number of them, and more with some."""
-    few = [WarmPass(rows, drafts=count) for rows in (1, 2) for count in range(1, limits.draft_tokens + 1)]
-    rows = [rows for rows in _VERIFYING_ROWS if rows <= limits.max_running]
-    many = [WarmPass(count, drafts=drafts) for count in rows for drafts in (1, 3, 7) if drafts <= limits.draft_tokens]
+    """Batches that verify drafts: of one sequence any number of them, and for each bucket of tokens few drafts of many
+    sequences, and more of fewer."""
+    passes = [WarmPass(1, drafts=count) for count in range(1, limits.draft_tokens + 1)]
+    for size in _buckets(decode_bucket, min(_MOST_VERIFYING, limits.max_running * (1 + limits.draft_tokens))):
+        for drafts in (1, 3, 7):
+            rows = size // (1 + drafts)
+            if 1 < rows <= limits.max_running and drafts <= limits.draft_tokens and rows * (1 + drafts) == size:
+                passes.append(WarmPass(rows, drafts=drafts))
     needed = -(-(2 + limits.draft_tokens) // block)  # blocks of a sequence
-    return [one for one in [*few, *many] if one.decoding <= limits.max_running and one.decoding * needed <= blocks]
+    return [one for one in passes if one.decoding * needed <= blocks]
 
 
 def _buckets(bucket: Callable[[int], int], most: int) -> list[int]:
