@@ -16,6 +16,8 @@ from treadle.runner.recurrent.step import FRESH
 
 SIZE = 4
 SLACK = 3
+REJECTED = 9
+ACTS = {"join": 4, "start": 14, "settle": 6, "verify": 6, "leave": 3, "lose": 0.3, "reset": 0.1}
 Content = list[int | None]
 
 
@@ -53,7 +55,7 @@ class World:
         self.states: list[tuple[int, ...]] = [(-1,)] * slots
         self.rows: dict[str, Living] = {}
         self.said: list[tuple[str, list[int]]] = []
-        self.born = self.refused = self.reused = self.failing = 0
+        self.born = self.refused = self.reused = self.failing = self.rejected = 0
 
     def _copy(self, table: int, source: int, target: int) -> None:
         if self.failing:
@@ -124,14 +126,48 @@ class World:
         row.computed = target
         self.see(id_, target)
 
-    def write_windows(self, id_: str, place: int) -> None:
+    def verify(self, id_: str) -> None:
+        """Compute a row's last token and drafts behind it, some of which are rejected. With states, what is kept is
+        computed again from where the row was."""
+        row, mine = self.rows[id_], self.pages.tables[id_]
+        start, drafts = row.computed, self.dice.randint(1, SLACK)
+        if start + 1 < len(row.tokens):
+            return
+        self.settle(id_, start)
+        try:
+            self.pages.grow(mine, start + 1 + drafts)
+            for pages, own in zip(self.pages.windows, mine.windows, strict=True):
+                pages.grow(own, start + 1 + drafts)
+        except MemoryError:
+            self.refused += 1
+            return
+        gained = self.dice.randint(1, drafts)
+        row.tokens += [self.dice.randrange(3) for _ in range(start + gained - len(row.tokens))]
+        for place in range(start, start + 1 + drafts):
+            token = row.tokens[place] if place < start + gained else REJECTED
+            self.memory[0][mine.pages[place // SIZE]][place % SIZE] = token
+            self.write_windows(id_, place, token)
+        if self.pages.slots is not None:
+            self.pages.slots.leave_behind(mine.slots, start, row.settled, mine.marks)
+            _, written = self.pages.slots.advance(mine.slots, start, start + 1 + drafts)
+            self.states[written] = (REJECTED,)
+        free = self.pages.free
+        self.pages.shrink(mine, start + gained)
+        assert mine.count == -(-(start + gained) // SIZE)
+        assert self.pages.free >= free
+        if self.pages.slots is None:
+            row.computed = start + gained
+            self.settle(id_, row.computed)
+        self.rejected += 1
+
+    def write_windows(self, id_: str, place: int, token: int | None = None) -> None:
         """No page that others hold, or that the index has, is written."""
         for i, (memory, own) in enumerate(zip(self.memory[1:], self.pages.tables[id_].windows, strict=True)):
             page = int(own.table[place // SIZE])
             others = [table.windows[i] for other, table in self.pages.tables.items() if other != id_]
             assert page not in [held for other in others for held in other.pages.tolist()]
             assert page not in self.pages.windows[i]._handle_of
-            memory[page][place % SIZE] = self.rows[id_].tokens[place]
+            memory[page][place % SIZE] = self.rows[id_].tokens[place] if token is None else token
 
     def write_state(self, id_: str, target: int) -> None:
         """Compute the state after `target` tokens from the one before, maybe a second time, and by way of a mark."""
@@ -150,10 +186,10 @@ class World:
                 assert not any(written in other for other in others)
                 self.states[written] = tuple(row.tokens[:end])
 
-    def settle(self, id_: str) -> None:
-        """Steps are finished: all or some of what was computed is known."""
+    def settle(self, id_: str, count: int = 0) -> None:
+        """Steps are finished: `count` tokens, or some of those that were computed, are known."""
         row = self.rows[id_]
-        row.settled = self.dice.randint(row.settled, row.computed)
+        row.settled = count or self.dice.randint(row.settled, row.computed)
         mine = self.pages.tables[id_]
         if self.dice.random() < 0.2:
             mine.marks.append(self.dice.randint(0, len(row.tokens)))
@@ -188,7 +224,7 @@ class World:
 
     def step(self) -> None:
         some = list(self.rows)
-        act = self.dice.choices(["join", "start", "settle", "leave", "lose", "reset"], [4, 14, 6, 3, 0.3, 0.1])[0]
+        act = self.dice.choices(list(ACTS), list(ACTS.values()))[0]
         if act == "reset":
             self.reset()
         elif act == "join" or not some:
@@ -207,6 +243,7 @@ def test_rows_find_their_own_tokens_whatever_others_do(seed: int, windows: Seque
     for _ in range(600):
         world.step()
     assert world.reused > 0 or (slots and world.pages.count == 6)  # states are kept at few places
+    assert world.rejected > 0
     for id_ in list(world.rows):
         world.leave(id_)
         check(world.pages, world.pages.tables.values())
@@ -229,7 +266,7 @@ def test_without_an_index_nothing_is_kept(seed: int) -> None:
 
 def test_the_random_lives_run_out_of_pages_and_give_some_up() -> None:
     """Else they would show little."""
-    world = World(0, count=8)
+    world = World(1, count=8)
     for _ in range(1500):
         world.step()
     index = world.pages.index
