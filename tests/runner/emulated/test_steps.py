@@ -15,6 +15,7 @@ from mlx_lm.utils import dequantize_model
 
 from tests.runner.looped import Looped
 from tests.runner.paged.models import loaded, make, paged
+from tests.runner.reference import reference
 from tests.runner.speculated import Speculated
 from tests.support.emulated import EmulatedKernel, EmulatedKernels
 from tests.support.grammars import Grammars, byte_tokenizer, lark
@@ -101,18 +102,17 @@ def test_rows_with_forced_tokens_pick_what_is_likely_behind_them() -> None:
 
 
 def test_rows_that_verify_drafts_pick_what_is_likely() -> None:
-    """Few drafts in the decode kernel and many in the other, beside rows without."""
+    """Many drafts in the prefill kernel, and fewer in the other, beside a row without."""
     module = make("llama", dtype=mx.bfloat16, hidden_size=512, intermediate_size=512)
     model, exact = loaded(module, paged(module, kernels=EmulatedKernels)), _exact(module)
-    some = [Submit(id=f"{i}", prompt=tuple(range(i, 33 * i + 2)), max_tokens=7, speculate=i < 2) for i in range(3)]
-    plain = Speculated(ModelRunner(model), some, drafts=0).run()
-    for drafts in (1, 6):
-        drafter = ScriptedDrafter({id_: [*tokens[:3], 0, *tokens[4:]] for id_, tokens in plain.items()})
-        run = Speculated(ModelRunner(model, drafter=drafter), some, drafts=drafts)
-        found = run.run()
-        assert run.drafted > run.accepted > 0
-        for request in some:
-            check(exact, request, found[request.id])
+    some = [Submit(id=f"{i}", prompt=tuple(range(i, 30 * i + 2)), max_tokens=11, speculate=i > 0) for i in range(3)]
+    likely = {one.id: reference(replace(model, module=exact), one) for one in some}
+    drafter = ScriptedDrafter({id_: [*tokens[:5], 0, *tokens[6:]] for id_, tokens in likely.items()})
+    run = Speculated(ModelRunner(model, drafter=drafter), some, drafts=8)
+    found = run.run()
+    assert run.drafted > run.accepted > 0
+    for request in some:
+        check(exact, request, found[request.id])
 
 
 def _values(module: Any, request: Submit, tokens: list[int]) -> Any:
