@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.runner.backends import configured
 from tests.runner.conftest import Tiny
 from tests.support.capabilities import capabilities
 from tests.support.owners import CAN
@@ -197,6 +198,7 @@ def test_a_runner_without_drafts_says_why(tiny: Tiny) -> None:
     for runner, reason in (
         (ModelRunner(tiny("llama")), "no drafter was asked for"),
         (ModelRunner(tiny("llama", padded=True), drafter=ScriptedDrafter({})), "mlx-lm's caches"),
+        (ModelRunner(configured(tiny("llama"), device="cuda"), drafter=ScriptedDrafter({})), "is planned anew"),
     ):
         can = runner.capabilities().steps.speculation
         assert reason in can.reason

@@ -114,6 +114,7 @@ class Speculation:
     def extended(self, segment: RowSegment, row: RunningRow, drafts: RowDrafts | None) -> RowSegment:
         """Return the segment with a row's drafts behind it, or with the tokens before it that are computed again."""
         if drafts is not None:
+            assert len(segment.tokens) == 1, "no prompt is computed where drafts are verified"
             more = len(drafts.tokens)
             return replace(segment, tokens=(*segment.tokens, *drafts.tokens), wants=1 + more, beside=more)
         again, row.again = row.again, 0
