@@ -40,6 +40,7 @@ class StepSampler:
         step.deferred = []
         if follows or self._overlaps:
             waits = any(rows[i].depends_on_last_token if follows else rows[i].limited for i in places)
+            waits = waits or any(state.limited for drafts in step.drafts.values() for state in drafts.states)
             step.deferred = list(places) if waits else []
         self._draw(step, () if step.deferred else places, limited=not follows, before=before)
         if not follows:
