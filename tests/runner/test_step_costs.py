@@ -198,6 +198,7 @@ def test_a_runner_without_drafts_says_why(tiny: Tiny) -> None:
     for runner, reason in (
         (ModelRunner(tiny("llama")), "no drafter was asked for"),
         (ModelRunner(tiny("llama", padded=True), drafter=ScriptedDrafter({})), "mlx-lm's caches"),
+        (ModelRunner(tiny("deepseek_v41"), drafter=ScriptedDrafter({})), "one by one"),
         (ModelRunner(configured(tiny("llama"), device="cuda"), drafter=ScriptedDrafter({})), "is planned anew"),
     ):
         can = runner.capabilities().steps.speculation

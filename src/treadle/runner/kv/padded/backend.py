@@ -36,6 +36,8 @@ from .snapshots import BLOCK, LEAST, Snapshots
 
 UNKNOWN_BUDGET = 2 << 30
 """Bytes for caches, where nothing says how much memory there is: half of it at most is for snapshots."""
+_UNCUT = "mlx-lm's caches can be cut for all sequences of a batch alike, and not for each by itself"
+_ONE_BY_ONE = "its requests are decoded one by one, in caches of mlx-lm's, not all of which can be cut"
 _NO_CACHE = "the runner holds no cache for this request"
 
 
@@ -76,11 +78,11 @@ class PaddedBackend:
     sharing = Sharing.MARKED
     chunk_sizes: tuple[int, ...] = ()
     draft_tokens = 0
-    no_drafts = "mlx-lm's caches can be cut for all sequences of a batch alike, and not for each by itself"
     replays = False
 
     def __init__(self, config: PaddedConfig, module: Any, live: Live, clock: Clock) -> None:
         self.name = config.name
+        self.no_drafts = _UNCUT if config.batched else _ONE_BY_ONE
         self.prefill_quantum = prefill_quantum(config.device)
         self._config = config
         self._live = live
