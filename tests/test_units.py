@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from treadle.config import Settings
-from treadle.units import duration, portion, size
+from treadle.units import count, duration, portion, size
 
 
 @pytest.mark.parametrize(
@@ -54,3 +54,8 @@ def test_a_part_has_the_unit_of_the_whole() -> None:
     assert portion(0, 100) == "0 of 100 B"
     assert portion(900 << 10, 61 << 20) == "0.9 of 61 MiB"
     assert portion(1_200_000_000, 2_800_000_000) == "1.1 of 2.6 GiB"
+
+
+@pytest.mark.parametrize(("number", "text"), [(12, "12"), (95_000, "95 K"), (268e6, "268 M"), (8.03e9, "8.03 B")])
+def test_counts_for_people(number: float, text: str) -> None:
+    assert count(number) == text

@@ -28,6 +28,15 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min"
 
 
+def count(number: float) -> str:
+    """Format a large number: "268 M", "1.72 B"."""
+    for unit in ("", " K", " M"):
+        if number < 1000:
+            return f"{number:.0f}{unit}"
+        number /= 1000
+    return f"{number:.2f} B"
+
+
 def _power(count: float) -> int:
     """Return the power of 1024 that leaves a number below 1024 after rounding."""
     power = 0

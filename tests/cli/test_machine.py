@@ -8,7 +8,7 @@ import pytest
 
 from treadle import installation
 from treadle.cli import machine
-from treadle.cli.findings import Finding, Mark, count
+from treadle.cli.findings import Finding, Mark
 from treadle.installation import Problem
 from treadle.runner.device.cgroups import Group
 
@@ -91,8 +91,3 @@ def test_platforms_that_mlx_has_no_build_for_fail_unless_it_was_built_there(
     monkeypatch.setattr("platform.machine", lambda: architecture)
     monkeypatch.setattr(machine, "version_of", lambda name: mlx)
     assert machine._platform().mark is mark
-
-
-@pytest.mark.parametrize(("number", "text"), [(12, "12"), (95_000, "95 K"), (268e6, "268 M"), (8.03e9, "8.03 B")])
-def test_counts_for_people(number: float, text: str) -> None:
-    assert count(number) == text

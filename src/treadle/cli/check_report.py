@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 
 from ..core.messages import Capabilities
-from ..units import size
-from .findings import Findings, Mark, count
+from ..units import count, size
+from .findings import Findings, Mark
 
 _WORDS = {Mark.OK: "pass", Mark.WARN: "pass, with a remark", Mark.FAIL: "**FAIL**"}
 _FACTS = (

@@ -16,10 +16,10 @@ from .. import installation
 from ..config import Settings
 from ..errors import StartFailed
 from ..runner.device import blas
-from ..units import size
+from ..units import count, size
 from . import machine, model_location
 from .device_probe import Probe, ProbeRequest, ProbeResult, probe
-from .findings import Finding, Findings, Mark, count, show
+from .findings import Finding, Findings, Mark, show
 from .model_location import MODEL, ModelLocation
 
 ENGINE = "MLX"

@@ -97,12 +97,3 @@ def _folded(text: str, indent: str, console: Console) -> str:
         return text
     lines = textwrap.wrap(text, max(20, console.width - len(indent)), break_on_hyphens=False)
     return f"\n{indent}".join(lines)
-
-
-def count(number: float) -> str:
-    """Format a large number: 268 M."""
-    for unit in ("", " K", " M"):
-        if number < 1000:
-            return f"{number:.0f}{unit}"
-        number /= 1000
-    return f"{number:.2f} B"

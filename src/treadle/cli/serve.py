@@ -22,9 +22,8 @@ from ..models.transfer import Transfer
 from ..network_exposure import Access, Reach
 from ..telemetry.logs import configure
 from ..telemetry.watchdog import STUCK_S, Watchdog
-from ..units import size
+from ..units import count, size
 from .files import connection_limits, raise_open_files
-from .findings import count
 from .json_reporter import LogReporter, run_logged
 from .secrets import forget_key, warn_of_command_line
 from .signals import KILL_S, ShutdownSignals, exit_now, run_with_timeout
