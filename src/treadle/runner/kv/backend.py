@@ -8,7 +8,7 @@ sequence (`KvSequence.kv`): at `reuse` or `admit`, until `release` or `invalidat
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, Self
 
 from ...cache.prefix_index import PrefixIndex
 from ...core.messages import Sharing
@@ -194,6 +194,10 @@ class KvConfig(Protocol):
 
     def least_memory(self, max_running: int) -> LeastMemory:
         """Cache memory without which `max_running` sequences cannot start."""
+        ...
+
+    def with_memory(self, budget: int) -> Self:
+        """The backend with `budget` bytes of cache memory in place of its own."""
         ...
 
     def build(self, module: Any, live: Live, clock: Clock) -> KvBackend:

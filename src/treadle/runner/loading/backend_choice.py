@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from ...config import Settings
@@ -57,6 +57,10 @@ class BackendChoice:
     prefill_tokens: int = 0
     rejected: tuple[Rejection, ...] = ()
     layers: tuple[KernelStatus, ...] = ()
+
+    def with_memory(self, budget: int) -> BackendChoice:
+        """This choice with `budget` bytes of cache memory."""
+        return replace(self, config=self.config.with_memory(budget), budget=budget)
 
     def rejection(self, backend: str) -> Rejection | None:
         """The rejection of `backend`; None where it was not rejected."""

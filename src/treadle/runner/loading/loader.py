@@ -268,9 +268,10 @@ def _read_weights(module: Any, folder: Path, kind: str) -> int:
     arrays = [array for _, array in tree_flatten(module.parameters())]
     needed = sum(int(array.nbytes) for array in arrays)
     usable = mem.usable_bytes(kind)
-    if usable and needed > usable:
+    free = max(0, usable - mx.get_active_memory())  # another model may be loaded
+    if usable and needed > free:
         raise ModelError(
-            f"the weights of {folder.name} take {size(needed)} ({_dtype(module)}) and {size(usable)} are free: use a "
+            f"the weights of {folder.name} take {size(needed)} ({_dtype(module)}) and {size(free)} are free: use a "
             "smaller or a quantized model, or free memory"
         )
     for array in arrays:  # one at a time: what each is converted from goes at once

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 import mlx.core as mx
 
@@ -94,6 +94,9 @@ class ContiguousConfig:
 
     def least_memory(self, max_running: int) -> LeastMemory:
         return self.cost.least_memory(max_running, STEP)
+
+    def with_memory(self, budget: int) -> Self:
+        return replace(self, budget=budget, blocks=self.cost.blocks(budget, self.max_running, STEP))
 
     def build(self, module: Any, live: Live, clock: Clock = time.monotonic) -> ContiguousBackend:
         return ContiguousBackend(self, module, live)

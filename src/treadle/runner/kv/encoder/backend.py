@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import mlx.core as mx
 from msgspec.structs import replace
@@ -39,6 +39,9 @@ class EncoderConfig:
 
     def least_memory(self, max_running: int) -> LeastMemory:
         return LeastMemory(0, "nothing", "")
+
+    def with_memory(self, budget: int) -> Self:
+        return self
 
     def build(self, module: Any, live: Live, clock: Clock = time.monotonic) -> EncoderBackend:
         return EncoderBackend(self, module)

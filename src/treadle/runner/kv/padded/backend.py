@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
-from typing import Any
+from typing import Any, Self
 
 import mlx.core as mx
 
@@ -64,6 +64,9 @@ class PaddedConfig:
 
     def least_memory(self, max_running: int) -> LeastMemory:
         return self.cost.least_memory(max_running, 1)
+
+    def with_memory(self, budget: int) -> Self:
+        return replace(self, budget=budget)
 
     def build(self, module: Any, live: Live, clock: Clock = time.monotonic) -> PaddedBackend:
         return PaddedBackend(self, module, live, clock)
