@@ -153,7 +153,7 @@ class Failing:
     def _raise(self, *args: Any) -> Any:
         raise self._error
 
-    propose = follow = ready = release = _raise
+    propose = follow = ready = release = warm_up = reset = close = _raise
 
 
 def test_a_drafter_that_fails_costs_its_drafts_alone(tiny: Tiny, caplog: pytest.LogCaptureFixture) -> None:

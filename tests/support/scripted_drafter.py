@@ -44,6 +44,15 @@ class ScriptedDrafter:
     def release(self, row_id: str) -> None:
         self.released.add(row_id)
 
+    def warm_up(self) -> None:
+        pass
+
+    def reset(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
     def _rest(self, row: DraftedRow) -> Sequence[int]:
         return self.answers.get(row.id, ())[len(row.tokens) - len(row.request.prompt) :]
 

@@ -52,6 +52,15 @@ class GuardedDrafter:
         except Exception as error:
             self._tell(error)
 
+    def warm_up(self) -> None:
+        self._drafter.warm_up()
+
+    def reset(self) -> None:
+        self._drafter.reset()
+
+    def close(self) -> None:
+        self._drafter.close()
+
     def _known(self, tokens: Sequence[int]) -> Sequence[int]:
         """The tokens before the first one that is not in the vocabulary."""
         wrong = (place for place, token in enumerate(tokens) if not 0 <= token < self._vocabulary)

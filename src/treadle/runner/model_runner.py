@@ -71,7 +71,8 @@ class ModelRunner:
         self._sampler = StepSampler(model, self._put, self._backend)
         self._speculation = Speculation(drafter, self._backend, model.vocabulary)
         self._settler = Settler(self._backend, self._speculation)
-        self._pool = memory.free_pool(model.device, model.kv_budget_bytes, model.max_running * model.vocabulary)
+        budget = model.kv_budget_bytes + model.draft_budget_bytes
+        self._pool = memory.free_pool(model.device, budget, model.max_running * model.vocabulary)
         self._started: deque[Step] = deque()
         self._finished_at = 0.0
         self._trimmed = clock()
@@ -90,7 +91,9 @@ class ModelRunner:
     def warm_up(self) -> None:
         """Run every kind of step; leaves nothing behind (C2)."""
         self._owner.check()
-        model = self._model
+        model, drafter = self._model, self._speculation.drafter
+        if drafter is not None:
+            drafter.warm_up()
         if model.embedding.whole:
             warm_up_pooling(self, model.embedding.poolings[0])
         else:
@@ -98,7 +101,7 @@ class ModelRunner:
             limits = WarmLimits(model.max_running, model.context, model.prefill_tokens, drafts)
             warm_up(self, self._backend.warm_passes(limits), drafts)
             self._costs = measure(self, model)
-        self._backend.reset()
+        self.forget_prefixes()
 
     @contextmanager
     def filled_drafts(self) -> Iterator[None]:
@@ -221,8 +224,10 @@ class ModelRunner:
         }
 
     def forget_prefixes(self) -> int:
-        """Clear the prefix cache; the number of tokens in it."""
+        """Clear the prefix cache, and that of the drafter; the number of tokens in it."""
         self._owner.check()
+        if self._speculation.drafter is not None:
+            self._speculation.drafter.reset()
         return self._backend.reset()
 
     def close(self) -> None:
@@ -230,6 +235,8 @@ class ModelRunner:
         self._owner.check()
         self._started.clear()
         self._grammars.close()
+        if self._speculation.drafter is not None:
+            self._speculation.drafter.close()
         self._backend.close()
         self._rows.clear()
         del self._model, self._backend, self._sampler, self._speculation, self._settler, self._admission

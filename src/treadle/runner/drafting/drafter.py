@@ -52,3 +52,15 @@ class Drafter(Protocol):
     def release(self, row_id: str) -> None:
         """Forget a row, known or not."""
         ...
+
+    def warm_up(self) -> None:
+        """Run every kind of pass once, without rows. Leaves nothing behind."""
+        ...
+
+    def reset(self) -> None:
+        """Clear what is cached for rows to come."""
+        ...
+
+    def close(self) -> None:
+        """Free everything. Nothing is called after it."""
+        ...

@@ -92,6 +92,15 @@ class LookupDrafter:
         """Forget a row, with its indexes."""
         self._rows.pop(row_id, None)
 
+    def warm_up(self) -> None:
+        """Do nothing: there are no passes."""
+
+    def reset(self) -> None:
+        """Do nothing: the cached prompts are the runner's."""
+
+    def close(self) -> None:
+        self._rows.clear()
+
     def _state(self, row: DraftedRow) -> _Row | None:
         """Return what is known of a row; None where nothing is to be drafted."""
         state = self._rows.get(row.id)

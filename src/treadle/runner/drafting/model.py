@@ -168,9 +168,9 @@ class ModelDrafter:
         self.token_s = self._warm(chunk) / chunk.chunks[0]
         self.reset()
 
-    def reset(self) -> int:
-        """Clear the draft's prefix cache; the number of tokens in it."""
-        return self._backend.reset()
+    def reset(self) -> None:
+        """Clear the draft's prefix cache."""
+        self._backend.reset()
 
     def kv_bytes(self) -> int:
         """Bytes that rows hold in the draft's cache."""
@@ -187,9 +187,9 @@ class ModelDrafter:
 
     def close(self) -> None:
         """Free everything."""
+        for row_id in list(self._rows):
+            self.release(row_id)
         self._backend.close()
-        self._live.clear()
-        self._rows.clear()
         del self._passes, self._backend, self._model
 
     # Rows ----------------------------------------------------------------------------------------------------------

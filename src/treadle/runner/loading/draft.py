@@ -79,7 +79,8 @@ def _with_memory(target: LoadedModel, draft: LoadedModel, *, asked: bool) -> Mod
             param="draft",
         )
     part = _part_of_draft(budget, target, draft)
-    return ModelPair(_limited(target, budget - part), _limited(draft, part))
+    target = replace(_limited(target, budget - part), draft_budget_bytes=part)
+    return ModelPair(target, _limited(draft, part))
 
 
 def _part_of_draft(budget: int, target: LoadedModel, draft: LoadedModel) -> int:

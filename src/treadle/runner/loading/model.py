@@ -25,7 +25,8 @@ class LoadedModel:
     sampling kernel, and `lands` the readback of sampled tokens, where there are such; `masks` applies bitmasks of
     allowed tokens to logits. With `staged` small arrays reach the device through the staging buffer. `compute` is the
     compute path without its look-ahead, which the backend knows. `embedding` says what vectors it gives. `layers` are
-    the module's faster layers. `details` are shown to people.
+    the module's faster layers. A draft model beside it has `draft_budget_bytes` of cache memory. `details` are shown to
+    people.
     """
 
     name: str
@@ -48,6 +49,7 @@ class LoadedModel:
     staged: bool = False
     embedding: Embedding = field(default_factory=lambda: Embedding(unavailable="it was loaded without them"))
     layers: ReplacedLayers | None = None
+    draft_budget_bytes: int = 0
     details: dict[str, str] = field(default_factory=dict)
 
     @property
