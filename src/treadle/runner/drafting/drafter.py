@@ -31,7 +31,8 @@ class DraftedRow(Protocol):
 
 
 class Drafter(Protocol):
-    """A source of draft tokens, on the owner's thread. `name`, such as "lookup", "draft" or "mtp", is for status."""
+    """A source of draft tokens, on the owner's thread. `name`, such as "lookup", "draft" or "mtp", is for status; those
+    of several are joined by +."""
 
     name: str
 

@@ -1,0 +1,119 @@
+"""Two drafters for a row: which one is asked, and how outcomes change that."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from treadle.core.messages import Submit
+from treadle.core.plan import DraftTrial
+from treadle.runner.drafting.drafter import DraftedRow
+from treadle.runner.drafting.either import Either
+
+
+@dataclass(eq=False)
+class Row:
+    id: str = "a"
+    tokens: list[int] = field(default_factory=lambda: [1, 2])
+    salt: str = ""
+    request: Submit = field(default_factory=lambda: Submit(id="", prompt=(0,), max_tokens=100))
+
+
+class Fake:
+    """Drafter of one token over and over for the rows in `has`."""
+
+    def __init__(self, name: str, token: int, *has: str) -> None:
+        self.name = name
+        self.token = token
+        self.has = set(has)
+        self.asked: list[list[str]] = []
+        self.trials: list[DraftTrial] = []
+        self.calls: list[Any] = []
+
+    def propose(self, rows: Sequence[DraftedRow], most: Sequence[int]) -> list[Sequence[int]]:
+        self.asked.append([row.id for row in rows])
+        return [[self.token] * n if row.id in self.has else () for row, n in zip(rows, most, strict=True)]
+
+    def follow(self, rows: Sequence[DraftedRow], seconds: float) -> list[DraftTrial]:
+        return self.trials
+
+    def ready(self, row: DraftedRow) -> int:
+        return 8 if row.id in self.has else 0
+
+    def release(self, row_id: str) -> None:
+        self.calls.append(row_id)
+
+    def warm_up(self) -> None:
+        self.calls.append("warm_up")
+
+    def reset(self) -> None:
+        self.calls.append("reset")
+
+    def close(self) -> None:
+        self.calls.append("close")
+
+
+def trial(accepted: int, id_: str = "a") -> DraftTrial:
+    return DraftTrial(id_, 8, accepted)
+
+
+def test_a_row_gets_the_drafts_of_whichever_has_some() -> None:
+    free, costly = Fake("lookup", 5, "a", "c"), Fake("draft", 6, "b", "c")
+    both, rows = Either(free, costly), [Row("a"), Row("b"), Row("c"), Row("d")]
+    assert both.name == "lookup+draft"
+    assert [both.ready(row) for row in rows] == [8, 8, 8, 0]
+    assert both.propose(rows, [2, 2, 2, 2]) == [[5, 5], [6, 6], [6, 6], ()]
+    assert free.asked == [["a"], ["d"]], "nobody is asked twice"
+    assert costly.asked == [["b", "c", "d"]]
+    assert both.propose([Row("a"), Row("b")], [0, 3]) == [(), [6, 6, 6]]
+
+
+def test_free_drafts_are_taken_once_they_were_right_more_often() -> None:
+    """Their trials cost nothing; that of a row for which they would not be asked is not told."""
+    free, costly, row = Fake("lookup", 5, "a"), Fake("draft", 6, "a"), Row()
+    both = Either(free, costly)
+    assert both.propose([row], [1]) == [[6]]
+    free.trials = [trial(0)]
+    assert both.follow([row], 0.1) == []
+    free.trials = [trial(8)] * 3
+    assert both.follow([row], 0.1) == free.trials
+    assert both.propose([row], [1]) == [[5]]
+    free.trials = [trial(0)] * 3
+    assert both.follow([row], 0.1) == []
+    assert both.propose([row], [1]) == [[6]]
+
+
+def test_trials_are_told_of_rows_that_have_no_other_drafts() -> None:
+    free, row = Fake("lookup", 5), Row()
+    both = Either(free, Fake("draft", 6))
+    free.trials = [trial(0)]
+    assert both.follow([row], 0.1) == free.trials
+
+
+def test_verified_drafts_count_for_their_source() -> None:
+    free, costly, row = Fake("lookup", 5, "a"), Fake("draft", 6, "a"), Row()
+    both = Either(free, costly)
+    for _ in range(2):
+        both.propose([row], [3])
+        row.tokens += [7]
+        both.follow([row], 0.1)
+    assert both.propose([row], [3]) == [[5, 5, 5]], "the other was wrong twice"
+    assert both.propose([row], [3]) == [[5, 5, 5]], "a row that gained nothing proves nothing"
+    row.tokens += [5, 5, 9]
+    assert both.propose([row], [3]) == [[5, 5, 5]], "two of three were right"
+    row.tokens += [9]
+    assert both.propose([row], [3]) == [[6, 6, 6]]
+
+
+def test_a_row_that_is_released_begins_anew_and_everything_reaches_both() -> None:
+    free, costly, row = Fake("lookup", 5, "a"), Fake("draft", 6, "a"), Row()
+    both = Either(free, costly)
+    free.trials = [trial(8)] * 3
+    both.follow([row], 0.1)
+    both.release("a")
+    assert both.propose([row], [1]) == [[6]]
+    both.warm_up()
+    both.reset()
+    both.close()
+    assert free.calls == costly.calls == ["a", "warm_up", "reset", "close"]
