@@ -14,6 +14,7 @@ import msgspec
 import pytest
 from llguidance import LLTokenizer
 
+from tests.support.tiny import make_tiny
 from treadle import installation
 from treadle.compose.checks import require_grpc, require_installed
 from treadle.compose.owner import owner_of, owner_spec, runner_factory
@@ -22,6 +23,7 @@ from treadle.errors import ModelError, StartFailed
 from treadle.grammar.vocabulary import VocabularyThread
 from treadle.installation import Problem
 from treadle.models.folder import ModelFolder, Source
+from treadle.runner.loading.draft import DraftModel
 
 GIVEN: dict[str, Any] = {
     "context": 77,
@@ -66,7 +68,28 @@ def test_what_settings_say_of_the_cache_reaches_the_runner_in_the_child(
         k: v for k, v in GIVEN.items() if k != "structured"
     }
     assert limits.max_running == 3
-    assert built["vocabulary"] is None, "structured is off"
+    assert (built["vocabulary"], built["draft"]) == (None, None), "structured is off"
+
+
+def test_a_draft_model_is_checked_before_anything_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    built: dict[str, Any] = {}
+    monkeypatch.setattr("treadle.runner.device.blas.prepare", lambda threads: None)
+    monkeypatch.setattr("treadle.runner.build.build", lambda folder, **given: built.update(given))
+    target, draft = make_tiny(tmp_path / "target"), make_tiny(tmp_path / "draft", seed=1)
+
+    def build(folder: Path) -> None:
+        drafting = ModelFolder(folder, "owner/draft", Source.HUB, {})
+        spec = owner_spec(Settings(structured="off"), ModelFolder(target, "m", Source.FOLDER, {}, drafting))
+        runner_factory(msgspec.json.decode(msgspec.json.encode(spec), type=type(spec)))(lambda stage: None)
+
+    build(draft)
+    assert built["draft"] == DraftModel(draft, "owner/draft")
+    with pytest.raises(ModelError, match="draft other has other tokens than target: id 261") as caught:
+        build(make_tiny(tmp_path / "other", added=("<think>",)))
+    assert caught.value.param == "draft"
+    (draft / "model.safetensors").write_bytes(b"torn")
+    with pytest.raises(ModelError, match=r"draft can't be used: .*torn"):
+        build(draft)
 
 
 def test_a_start_that_fails_leaves_no_thread_that_reads_the_vocabulary(

@@ -59,6 +59,7 @@ DEFAULTS: dict[str, Any] = {
     "kernels": "auto",
     "structured": "auto",
     "speculate": "auto",
+    "draft": None,
     "in_process": False,
     "hang_after": 30.0,
     "start_timeout": 1800.0,
@@ -107,7 +108,8 @@ OTHERS: dict[str, Any] = {
     "kv_bits": 4,
     "kernels": "require",
     "structured": "off",
-    "speculate": "lookup",
+    "speculate": "draft",
+    "draft": "small",
     "threads": 2,
     "in_process": True,
     "hang_after": 0.5,
@@ -221,7 +223,9 @@ def test_none_is_a_value_where_a_setting_may_be_left_open() -> None:
         ("memory", "0GiB", "memory must be above 0"),
         ("kernels", "on", "kernels must be one of auto, require, off, not 'on'"),
         ("structured", "on", "structured must be one of auto, off, not 'on'"),
-        ("speculate", "always", "speculate must be one of auto, off, lookup, not 'always'"),
+        ("speculate", "always", "speculate must be one of auto, off, lookup, draft, not 'always'"),
+        ("speculate", "draft", "speculate is draft, and no draft model is given: give both"),
+        ("draft", "", "draft is empty: give a folder or a hub id, or leave it out"),
         ("kv_bits", 6, "kv_bits is 6: give 8 or 4, or leave it out"),
         ("kv_bits", 16, "kv_bits is 16: give 8 or 4"),
         ("kv_bits", 0, "kv_bits is 0: give 8 or 4"),
@@ -242,6 +246,13 @@ def test_none_is_a_value_where_a_setting_may_be_left_open() -> None:
 )
 def test_what_is_out_of_range_is_refused_by_name(name: str, value: Any, message: str) -> None:
     assert wrong(re.escape(message), **{name: value}).param == name
+
+
+@pytest.mark.parametrize("speculate", ["off", "lookup"])
+def test_a_draft_model_that_would_not_be_used_is_refused(speculate: str) -> None:
+    error = wrong(f"draft does nothing with speculate {speculate}: give auto", draft="small", speculate=speculate)
+    assert error.param == "draft"
+    assert Settings(draft="small").speculate == "auto"
 
 
 def test_not_a_number_is_refused_also_where_no_file_is_read() -> None:

@@ -71,6 +71,27 @@ async def test_all_ways_to_ask_give_the_same_answer(folder: Path) -> None:
 
 
 @in_loop
+async def test_a_draft_model_changes_no_answer(folder: Path, tmp_path: Path) -> None:
+    """Greedy and drawn, several at once; status names it."""
+    draft = make_tiny(tmp_path / "draft", layers=1, seed=3, eos=False)
+    ways = [GREEDY | {"temperature": heat, "seed": i} for i, heat in enumerate((0.0, 0.7, 1.0))]
+
+    async def ask(engine: Engine) -> list[tuple[int, ...]]:
+        prompts = (list(range(3 + 50 * i)) for i in range(len(ways)))
+        asked = (engine.generate(prompt, **way) for prompt, way in zip(prompts, ways, strict=True))
+        return [whole.tokens for whole in await asyncio.gather(*asked)]
+
+    async with engine_of(folder, speculate="off") as engine:
+        wanted = await ask(engine)
+    async with engine_of(folder, draft=str(draft)) as engine:
+        for _ in range(3):
+            assert await ask(engine) == wanted
+        status = engine.status()
+    assert status["speculation"]["drafters"] == ["lookup", "draft"]
+    assert status["capabilities"]["details"]["draft model"].startswith("draft (llama, ")
+
+
+@in_loop
 async def test_messages_are_rendered_with_the_models_template(folder: Path) -> None:
     async with engine_of(folder) as engine:
         chat = await engine.generate([{"role": "user", "content": "Hello"}], **GREEDY)

@@ -21,7 +21,7 @@ GRPC_OPTIONS = ("grpc_host", "grpc_cert", "grpc_key", "grpc_client_ca", "grpc_au
 STRINGS = "tuple[str, ...]"  # the annotation of a setting that may be given several times
 KERNELS = ("auto", "require", "off")
 STRUCTURED = ("auto", "off")
-SPECULATE = ("auto", "off", "lookup")
+SPECULATE = ("auto", "off", "lookup", "draft")
 KV_BITS = (8, 4)
 LOG_FORMATS = ("text", "json")
 LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
@@ -46,7 +46,8 @@ class Settings:
     fails the start where one does not or the KV backend is not the device's best, and "off" uses operations of MLX and
     mlx-lm only. `structured` "auto" loads the model's vocabulary for grammars, and "off" refuses requests that need it.
     `speculate` "auto" drafts tokens by look-up where the KV backend can verify them, "lookup" fails the start where it
-    can't, and "off" drafts none. `grpc_port` None serves no gRPC; `grpc_host` None is `host`; certificate and key turn
+    can't, and "off" drafts none. `draft` is a second model, named like `model`, that drafts tokens: with "auto" beside
+    look-up, with "draft" alone. `grpc_port` None serves no gRPC; `grpc_host` None is `host`; certificate and key turn
     TLS on, and with `grpc_client_ca` only clients with a certificate of that authority may connect.
 
     `api_key` is one key for everything; `api_keys` a file of hashed keys with scopes and limits. `grpc_auth` asks every
@@ -109,6 +110,7 @@ class Settings:
     kernels: str = "auto"
     structured: str = "auto"
     speculate: str = "auto"
+    draft: str | None = None
 
     in_process: bool = False
     hang_after_s: float = 30.0
@@ -144,6 +146,7 @@ class Settings:
         _one_of("speculate", self.speculate, SPECULATE)
         _one_of("log_level", self.log_level.lower(), LOG_LEVELS)
         _one_of("log_format", self.log_format, LOG_FORMATS)
+        _check_draft(self)
         _check_grpc(self)
         _check_names(self)
         if not self.model:
@@ -225,6 +228,19 @@ def check_api_key(key: str) -> None:
 
 def _memory_cure(given: int) -> str:
     return f"did you mean {given}GiB?" if given < 1024 else "give 1MiB or more, such as 8GiB"
+
+
+def _check_draft(settings: Settings) -> None:
+    if settings.draft is None:
+        if settings.speculate == "draft":
+            raise ConfigError("`speculate` is draft, and no `draft` model is given: give both", param="speculate")
+    elif not settings.draft:
+        raise ConfigError("`draft` is empty: give a folder or a hub id, or leave it out", param="draft")
+    elif settings.speculate in ("off", "lookup"):
+        raise ConfigError(
+            f"`draft` does nothing with `speculate` {settings.speculate}: give auto or draft, or leave `draft` out",
+            param="draft",
+        )
 
 
 def _check_grpc(settings: Settings) -> None:

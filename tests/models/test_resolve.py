@@ -102,6 +102,25 @@ def test_what_is_no_model_is_one_clear_line(model: str, says: str) -> None:
     assert len(message) < 400
 
 
+def test_a_draft_model_is_found_like_a_model_and_without_its_revision(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[str, str | None]] = []
+
+    def download(model: str, progress: object, *, revision: str | None, offline: bool, watch: object) -> Path:
+        asked.append((model, revision))
+        return make_tiny(tmp_path / "snapshot")
+
+    monkeypatch.setattr(hub, "download", download)
+    found = resolve(Settings(model="owner/model", revision="v1", draft="owner/draft", speculate="draft"), silent)
+    assert asked == [("owner/model", "v1"), ("owner/draft", None)]
+    assert found.draft is not None
+    assert (found.draft.name, found.draft.draft) == ("owner/draft", None)
+    assert "`draft` can't be used: there is no folder './missing'" in find(
+        str(tmp_path / "snapshot"), draft="./missing"
+    )
+
+
 def test_a_revision_of_a_folder_is_not_swallowed(tmp_path: Path) -> None:
     make_tiny(tmp_path / "m")
     assert "revision is for hub ids" in find(str(tmp_path / "m"), revision="main")

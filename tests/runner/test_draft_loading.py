@@ -11,10 +11,13 @@ import pytest
 
 from tests.support.embedding_models import make_qwen3_embedding
 from tests.support.tiny import make_tiny
+from treadle.core.messages import Capabilities, SpeculationCapabilities, StepCapabilities
 from treadle.errors import ConfigError, ModelError
+from treadle.runner.build import build
 from treadle.runner.device import memory
 from treadle.runner.loading.draft import DraftModel, ModelPair, load_beside
 from treadle.runner.loading.loader import load
+from treadle.runner.model_runner import ModelRunner
 
 Make = Callable[..., Path]
 
@@ -36,6 +39,7 @@ def test_one_budget_holds_the_same_number_of_tokens_in_both_caches(folders: Path
     budget = 64 << 20
     target, draft = pair(folders, memory=budget, max_running=4)
     assert target.kv_budget_bytes + draft.kv_budget_bytes == budget
+    assert target.draft_budget_bytes == draft.kv_budget_bytes
     assert target.kv.token_bytes == 3 * draft.kv.token_bytes
     blocks = [one.choice.config.blocks for one in (target, draft)]  # type: ignore[attr-defined]
     assert blocks[0] > 100
@@ -93,3 +97,34 @@ def test_embedding_models_neither_draft_nor_are_drafted_for(folders: Path, tmp_p
         load_beside(load(folders / "target"), DraftModel(embedder), {})
     with pytest.raises(ConfigError, match="embedder generates no text to draft: leave `draft` out"):
         load_beside(load(embedder), DraftModel(folders / "draft"), {})
+
+
+def with_drafters(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
+    can = SpeculationCapabilities(names, "" if names else "its caches can't be cut")
+    given = Capabilities("m", "a", 1, 1, "cpu", "float32", steps=StepCapabilities(speculation=can))
+    monkeypatch.setattr(ModelRunner, "capabilities", lambda runner: given)
+
+
+@pytest.mark.parametrize(("speculate", "kind"), [("auto", "lookup+draft"), ("draft", "draft")])
+def test_a_draft_model_drafts_beside_look_up_or_alone(
+    folders: Path, speculate: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_drafters(monkeypatch, kind)
+    runner = build(folders / "target", draft=DraftModel(folders / "draft"), speculate=speculate)
+    assert runner._speculation.drafter is not None
+    assert runner._speculation.drafter.name == kind
+
+
+def test_a_draft_model_for_a_model_that_can_verify_no_drafts_is_refused(
+    folders: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_drafters(monkeypatch)
+    with pytest.raises(
+        ConfigError, match=r"`draft` is small, and target can't verify .*: its caches can't be cut; leave"
+    ):
+        build(folders / "target", draft=DraftModel(folders / "draft", "small"))
+
+
+def test_a_budget_without_room_for_a_block_of_each_sequence_names_the_model_that_lacks_it(folders: Path) -> None:
+    with pytest.raises(ConfigError, match=r"draft needs .* of cache for 16 sequences"):
+        build(folders / "target", draft=DraftModel(folders / "draft"), memory=1 << 20, max_running=16)

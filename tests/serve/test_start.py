@@ -117,6 +117,13 @@ def test_a_settings_file_that_is_wrong(start: Start, tiny: Tiny, tmp_path: Path,
     assert named in failed(start(tiny("gemma3"), "--config", str(file)))
 
 
+def test_a_draft_model_with_other_tokens(start: Start, tiny: Tiny, tmp_path: Path) -> None:
+    """Found on the owner, and told in the words of the command line."""
+    other = make_tiny(tmp_path / "other", added=("<think>",))
+    line = failed(start(tiny("gemma3"), "--draft", str(other)))
+    assert line.startswith("treadle: error: --draft other has other tokens than gemma3: id 261 is '<think>' there")
+
+
 def test_weights_that_are_not_the_models_and_no_answer_that_says_ready(start: Start, tmp_path: Path) -> None:
     """What only the engine's own load can find; asked all the way from listening to the exit."""
     folder = make_tiny(tmp_path / "other")

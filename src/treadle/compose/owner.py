@@ -13,13 +13,14 @@ import msgspec
 from ..config import Settings
 from ..core.compute_path import KernelPolicy
 from ..engine.owner import OwnerLimits
-from ..errors import spelled
+from ..errors import ModelError, spelled
 from .unused_packages import hide_unused_packages
 
 if TYPE_CHECKING:
     from ..grammar.vocabulary import VocabularyThread
     from ..models.folder import ModelFolder
     from ..runner.base import Progress, Runner, RunnerFactory
+    from ..runner.loading.draft import DraftModel
 
 
 class OwnerSpec(msgspec.Struct, frozen=True):
@@ -36,6 +37,8 @@ class OwnerSpec(msgspec.Struct, frozen=True):
     kernels: str
     structured: str
     speculate: str
+    draft: str | None
+    draft_name: str
     log_level: str
     log_format: str
     spelling: dict[str, str]
@@ -55,6 +58,8 @@ def owner_spec(settings: Settings, folder: ModelFolder) -> OwnerSpec:
         kernels=settings.kernels,
         structured=settings.structured,
         speculate=settings.speculate,
+        draft=None if folder.draft is None else str(folder.draft.path),
+        draft_name="" if folder.draft is None else folder.draft.name,
         log_level=settings.log_level,
         log_format=settings.log_format,
         spelling=dict(settings.spelling),
@@ -114,11 +119,30 @@ def _runner(spec: OwnerSpec, vocabulary: VocabularyThread | None, progress: Prog
             kv_bits=spec.kv_bits,
             kernels=KernelPolicy(spec.kernels),
             speculate=spec.speculate,
+            draft=_draft(spec),
             blas=report,
             vocabulary=vocabulary,
             **msgspec.structs.asdict(spec.limits),
             progress=progress,
         )
+
+
+def _draft(spec: OwnerSpec) -> DraftModel | None:
+    """Return the draft model, whose folder is checked, and whose tokens are compared with the served model's. Raises
+    ModelError."""
+    if spec.draft is None:
+        return None
+    from ..models import folder_checks
+    from ..runner.loading.draft import DraftModel
+    from ..text.same_tokens import check_same_tokens
+
+    folder = Path(spec.draft)
+    try:
+        folder_checks.check(folder)
+    except ModelError as error:
+        raise ModelError(f"`draft` can't be used: {error}", param="draft") from error
+    check_same_tokens(Path(spec.folder), folder)
+    return DraftModel(folder, spec.draft_name)
 
 
 def begin_vocabulary(folder: Path) -> VocabularyThread:

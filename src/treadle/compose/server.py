@@ -89,7 +89,7 @@ class Server:
         self._reporter = reporter
         self._folder: ModelFolder | None = None
         self._engine: EngineClient | None = None
-        self._use: UsageLock | None = None
+        self._uses: list[UsageLock] = []
         self._hurried = asyncio.Event()
 
     async def run(self, shutdown: asyncio.Event) -> int:
@@ -118,8 +118,8 @@ class Server:
             reading.cancel()
             await parts.texts.pool.close()
             parts.spare.close()
-            if self._use is not None:
-                self._use.close()
+            for use in self._uses:
+                use.close()
         self._reporter.stopped()
         return 0
 
@@ -251,9 +251,10 @@ class Server:
         finally:
             starting.cancel()
         adopt_library_loggers()
-        self._use = in_use.lock_folder(located.path)
-        if located.source is not Source.FOLDER:  # a folder of the user's stays as it is
-            in_use.mark_used(located.path)
+        for found in filter(None, (located, located.draft)):
+            self._uses += filter(None, [in_use.lock_folder(found.path)])
+            if found.source is not Source.FOLDER:  # a folder of the user's stays as it is
+                in_use.mark_used(found.path)
         engine.supervisor.on_stage = progress
         return located
 

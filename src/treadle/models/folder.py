@@ -22,10 +22,11 @@ class ModelFolder:
     """A model's folder.
 
     `name`: the public model id, unless settings give another. `config`: the parsed config.json, empty until the folder
-    has passed `folder_checks.check`.
+    has passed `folder_checks.check`. `draft`: the folder of the model that drafts its tokens, if there is one.
     """
 
     path: Path
     name: str
     source: Source
     config: Mapping[str, Any]
+    draft: ModelFolder | None = None

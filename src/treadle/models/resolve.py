@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,7 +23,8 @@ _MAX_QUOTED = 200
 def resolve(
     settings: Settings, progress: Callable[[str], None], watch: Callable[[Transfer], None] | None = None
 ) -> ModelFolder:
-    """Return the checked model folder of `settings`, converting or downloading it first if necessary.
+    """Return the checked model folder of `settings`, converting or downloading it first if necessary, with the folder
+    of its draft model, which is checked when it is loaded.
 
     `progress` is called with short lines for people, `watch` with a download's state four times a second; without
     `watch`, `progress` gets a line of it every five seconds. May take minutes. Raises ModelError, in one line with
@@ -35,19 +37,40 @@ def resolve(
 def locate(
     settings: Settings, progress: Callable[[str], None], watch: Callable[[Transfer], None] | None = None
 ) -> ModelFolder:
-    """Like `resolve`, without the folder's checks: call `folder_checks.check` before loading it."""
+    """Like `resolve`, without the folder's checks: call `folder_checks.check` before loading it. The revision is that
+    of the model, not of its draft model."""
     path, name, source = _locate(settings, progress, watch)
-    return ModelFolder(path, name, source, {})
+    if settings.draft is None:
+        return ModelFolder(path, name, source, {})
+    alone = replace(settings, model=settings.draft, revision=None, speculate="auto", draft=None)
+    with _of_draft():
+        return ModelFolder(path, name, source, {}, locate(alone, progress, watch))
 
 
 def check_named(settings: Settings) -> None:
-    """Raise ModelError when `model` is neither the demo, nor a folder, nor has the form of a hub id. Cheap: reads no
-    files and sends no requests."""
-    model, local = settings.model, _expand(settings.model)
+    """Raise ModelError when `model` or `draft` is neither the demo, nor a folder, nor has the form of a hub id. Cheap:
+    reads no files and sends no requests."""
+    _check_name(settings.model)
+    if settings.draft is not None:
+        with _of_draft():
+            _check_name(settings.draft)
+
+
+def _check_name(model: str) -> None:
+    local = _expand(model)
     if model == DEMO or os.path.isdir(local):
         return
     if not hub.is_id(model):
         raise ModelError(_not_found(model, local))
+
+
+@contextmanager
+def _of_draft() -> Iterator[None]:
+    """Name the setting in errors about the draft model."""
+    try:
+        yield
+    except ModelError as error:
+        raise ModelError(f"`draft` can't be used: {error}", param="draft") from error
 
 
 def missing_packages(model: str) -> Problem | None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.grammar_state import NO_GRAMMARS
+from ..core.messages import SpeculationCapabilities
 from ..errors import ConfigError, ModelError
 from ..grammar.compiler import GrammarCompiler
 from ..grammar.vocabulary import VocabularyThread
@@ -16,7 +17,11 @@ from .base import Progress
 from .device.blas import BlasReport, blas_status
 from .device.blas_threads import ThreadGovernor
 from .device.owner_thread import leave_thread
+from .drafting.drafter import Drafter
+from .drafting.either import Either
 from .drafting.lookup import LookupDrafter
+from .drafting.model import ModelDrafter
+from .loading.draft import DraftModel, load_beside
 from .loading.loader import load
 from .loading.model import LoadedModel
 from .model_runner import ModelRunner
@@ -30,14 +35,15 @@ def build(
     blas: BlasReport | None = None,
     vocabulary: VocabularyThread | None = None,
     speculate: str = "auto",
+    draft: DraftModel | None = None,
     progress: Progress = lambda stage: None,
     **options: Any,
 ) -> ModelRunner:
     """The runner for the model in `folder`, a checked model folder; the calling thread becomes its owner.
 
     `blas` is the report of `blas.prepare`: it is shown, and its warning logged. `vocabulary` reads the model's tokens
-    for grammars; without it the runner has none. `speculate` is "auto", "off", or "lookup", which has to be possible.
-    `options` are those of `LoadOptions`.
+    for grammars; without it the runner has none. `speculate` is "auto", "off", or "lookup" or "draft", which have to be
+    possible. `draft` is the draft model, which has the same tokens. `options` are those of `LoadOptions`.
     Raises StartFailed, ModelError and ConfigError, each with one line that names the cause.
     """
     details = {} if blas is None else {"blas": str(blas)}
@@ -47,34 +53,53 @@ def build(
     try:
         status = None if blas is None else blas_status(blas)
         model = load(Path(folder), blas=status, details=details, progress=progress, **options)
+        drafts = None
+        if draft is not None:
+            model, drafts = load_beside(model, draft, options, progress)
+            _check_budget(drafts)
         _check_budget(model)
         if vocabulary is not None:
             progress("reading the vocabulary")
         grammars = _grammar_compiler(vocabulary, model.name)
         model.details["structured output"] = grammars.unavailable or "llguidance"
-        return _runner(model, govern, grammars, speculate)
+        return _runner(model, govern, grammars, speculate, drafts)
     except BaseException:
         leave_thread()
         raise
 
 
-def _runner(model: LoadedModel, govern: Callable[[], None], grammars: GrammarCompiler, speculate: str) -> ModelRunner:
-    """Return the runner, with the drafter that `speculate` names. Raises ConfigError where that has to be used and the
-    KV backend can't verify drafts."""
+def _runner(
+    model: LoadedModel,
+    govern: Callable[[], None],
+    grammars: GrammarCompiler,
+    speculate: str,
+    draft: LoadedModel | None,
+) -> ModelRunner:
+    """Return the runner, with the drafter that `speculate` names, and that of a `draft` model. Raises ConfigError where
+    one has to be used and the KV backend can't verify drafts."""
 
     def cached(salt: str, tokens: Sequence[int], most: int) -> Sequence[int]:
         return runner.continuation(salt, tokens, most)
 
-    drafter = None if speculate == "off" else LookupDrafter(cached)
+    drafter: Drafter | None = None if speculate == "off" else LookupDrafter(cached)
+    if draft is not None:
+        by_model = ModelDrafter(draft, model.vocabulary)
+        drafter = by_model if drafter is None or speculate == "draft" else Either(drafter, by_model)
     runner = ModelRunner(model, before_step=govern, grammars=grammars, drafter=drafter)
-    possible = runner.capabilities().steps.speculation
-    if speculate not in ("auto", "off") and speculate not in possible.drafters:
-        raise ConfigError(
-            f"`speculate` is {speculate}, and {model.name} can't verify draft tokens: "
-            f"{possible.reason or 'its KV backend has no way to'}; give auto or off",
-            param="speculate",
-        )
+    _check_drafts(model.name, runner.capabilities().steps.speculation, speculate, draft)
     return runner
+
+
+def _check_drafts(name: str, possible: SpeculationCapabilities, speculate: str, draft: LoadedModel | None) -> None:
+    """Raise ConfigError where drafts are demanded, by either setting, and can't be verified."""
+    if possible.drafters or (draft is None and speculate in ("auto", "off")):
+        return
+    given = f"`speculate` is {speculate}" if draft is None else f"`draft` is {draft.name}"
+    cure = "give auto or off" if draft is None else "leave it out"
+    raise ConfigError(
+        f"{given}, and {name} can't verify draft tokens: {possible.reason or 'its KV backend has no way to'}; {cure}",
+        param="speculate" if draft is None else "draft",
+    )
 
 
 def _grammar_compiler(vocabulary: VocabularyThread | None, name: str) -> GrammarCompiler:
