@@ -26,7 +26,7 @@ from treadle.runner.build import build
 from treadle.runner.device import memory
 from treadle.runner.device.blas import BlasReport
 from treadle.runner.kv.padded.cached_model import CachedModel
-from treadle.runner.loading import loader
+from treadle.runner.loading import loader, weights
 from treadle.runner.loading.load_errors import model_errors
 from treadle.runner.loading.loader import load
 from treadle.runner.model_runner import ModelRunner
@@ -163,8 +163,8 @@ def test_other_devices_keep_the_models_dtype(folder: Path, tmp_path: Path) -> No
 
     library = connect()
     module, _ = library.load(converted(folder, tmp_path / "half", dtype=mx.bfloat16))
-    kept = loader._for_device(module, library, library.parameters(module), "metal")
-    assert loader._dtype(kept) == "bfloat16"
+    kept = weights.for_device(module, library, library.parameters(module), "metal")
+    assert weights.dtype_of(kept) == "bfloat16"
 
 
 # The context --------------------------------------------------------------------------------------------------------

@@ -10,13 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-from mlx.utils import tree_flatten
 
 from ...config import Settings
 from ...core.compute_path import KernelPolicy, KernelState, KernelStatus
 from ...errors import ConfigError, ModelError
 from ...installation import version_of
-from ...units import size
 from ..base import Progress
 from ..device import memory as mem
 from ..device.cuda import keep_mlx_kernels, lift_graph_byte_limit
@@ -38,6 +36,7 @@ from .headless import is_headless
 from .load_errors import check_windows, model_errors
 from .model import LoadedModel
 from .probe import Probe, probe
+from .weights import dtype_of, for_device, read_weights
 
 _log = logging.getLogger(__name__)
 
@@ -226,9 +225,9 @@ def _read(library: MlxLm, folder: Path, kind: str) -> _Read:
     module, config = library.load(folder, headless=headless)
     check_windows(library, module, config, folder)
     parameters = library.parameters(module)
-    module = _for_device(module, library, parameters, kind)
-    weight_bytes = _read_weights(module, folder, kind)
-    return _Read(module, config, parameters, weight_bytes, _dtype(module), headless)
+    module = for_device(module, library, parameters, kind)
+    weight_bytes = read_weights(module, folder, kind)
+    return _Read(module, config, parameters, weight_bytes, dtype_of(module), headless)
 
 
 def _about(device: str, library: MlxLm, config: Mapping[str, Any], assumed: bool) -> dict[str, str]:
@@ -250,35 +249,6 @@ def _backend_details(name: str, choice: BackendChoice, options: LoadOptions) -> 
     return {name: line for name, line in lines.items() if line}
 
 
-def _for_device(module: Any, library: MlxLm, parameters: int, kind: str) -> Any:
-    """On the CPU compute in float32, and without quantized layers if that fits: nothing else goes through BLAS.
-
-    Half-precision and quantized layers are ten times as slow there for a batch. Elsewhere the model stays as it is.
-    """
-    if kind != "cpu":
-        return module
-    if 2 * 4 * parameters <= mem.host_available_bytes():
-        module = library.dequantize(module)
-    module.set_dtype(mx.float32)
-    return module
-
-
-def _read_weights(module: Any, folder: Path, kind: str) -> int:
-    """Evaluate the parameters, so that nothing is read later; their bytes."""
-    arrays = [array for _, array in tree_flatten(module.parameters())]
-    needed = sum(int(array.nbytes) for array in arrays)
-    usable = mem.usable_bytes(kind)
-    free = max(0, usable - mx.get_active_memory())  # another model may be loaded
-    if usable and needed > free:
-        raise ModelError(
-            f"the weights of {folder.name} take {size(needed)} ({_dtype(module)}) and {size(free)} are free: use a "
-            "smaller or a quantized model, or free memory"
-        )
-    for array in arrays:  # one at a time: what each is converted from goes at once
-        mx.eval(array)
-    return needed
-
-
 def _context(config: Mapping[str, Any], asked: int | None, folder: Path) -> tuple[int, bool]:
     """The context in tokens, and whether it had to be assumed."""
     places = [part for part in (config, config.get("text_config")) if isinstance(part, Mapping)]
@@ -295,16 +265,6 @@ def _context(config: Mapping[str, Any], asked: int | None, folder: Path) -> tupl
 
 def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
-
-
-def _dtype(module: Any) -> str:
-    """The floating type that most of the parameters have."""
-    sizes: dict[str, int] = {}
-    for _, array in tree_flatten(module.parameters()):
-        if mx.issubdtype(array.dtype, mx.floating):
-            name = str(array.dtype).removeprefix("mlx.core.")
-            sizes[name] = sizes.get(name, 0) + int(array.size)
-    return max(sizes, key=lambda name: sizes[name], default="unknown")
 
 
 def _quantization(config: Mapping[str, Any]) -> str:

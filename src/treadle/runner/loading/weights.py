@@ -1,0 +1,53 @@
+"""Weights of a loaded module: what a device computes them in, and their reading."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+from mlx.utils import tree_flatten
+
+from ...errors import ModelError
+from ...units import size
+from ..device import memory as mem
+from ..mlxlm import MlxLm
+
+
+def for_device(module: Any, library: MlxLm, parameters: int, kind: str) -> Any:
+    """On the CPU compute in float32, and without quantized layers if that fits: nothing else goes through BLAS.
+
+    Half-precision and quantized layers are ten times as slow there for a batch. Elsewhere the model stays as it is.
+    """
+    if kind != "cpu":
+        return module
+    if 2 * 4 * parameters <= mem.host_available_bytes():
+        module = library.dequantize(module)
+    module.set_dtype(mx.float32)
+    return module
+
+
+def read_weights(module: Any, folder: Path, kind: str) -> int:
+    """Evaluate the parameters, so that nothing is read later; their bytes."""
+    arrays = [array for _, array in tree_flatten(module.parameters())]
+    needed = sum(int(array.nbytes) for array in arrays)
+    usable = mem.usable_bytes(kind)
+    free = max(0, usable - mx.get_active_memory())  # another model may be loaded
+    if usable and needed > free:
+        raise ModelError(
+            f"the weights of {folder.name} take {size(needed)} ({dtype_of(module)}) and {size(free)} are free: use a "
+            "smaller or a quantized model, or free memory"
+        )
+    for array in arrays:  # one at a time: what each is converted from goes at once
+        mx.eval(array)
+    return needed
+
+
+def dtype_of(module: Any) -> str:
+    """The floating type that most of the parameters have."""
+    sizes: dict[str, int] = {}
+    for _, array in tree_flatten(module.parameters()):
+        if mx.issubdtype(array.dtype, mx.floating):
+            name = str(array.dtype).removeprefix("mlx.core.")
+            sizes[name] = sizes.get(name, 0) + int(array.size)
+    return max(sizes, key=lambda name: sizes[name], default="unknown")
