@@ -71,6 +71,25 @@ def test_logits_are_those_of_the_module_itself(name: str) -> None:
         assert mx.allclose(plain, compiled, atol=1e-4, rtol=1e-4).item()
 
 
+def test_hidden_states_are_kept_of_compiled_passes_too() -> None:
+    kept = []
+    for compiled in (False, True):
+        rows, calls = rows_of(make("qwen3_moe"), compiled=compiled), []
+        for i in range(3):
+            rows.admit(str(i))
+        step(rows, 3, 0, 20)
+        for start in (20, 21):
+            before = Traceable.calls
+            pieces = [segment(str(i), (i + 3,), start, wants=1, hidden=1) for i in range(3)]
+            done = rows.backend.compute(rows.known(pieces), None, hidden=True)
+            mx.eval(done.logits, done.arrays, done.hidden)
+            calls.append(Traceable.calls - before)
+        assert (calls[1] == 0) is compiled
+        kept.append(mx.concatenate([done.hidden[str(i)] for i in range(3)]))
+    assert kept[0].shape == (3, 64)
+    assert mx.allclose(kept[0], kept[1], atol=1e-4, rtol=1e-4).item()
+
+
 def test_a_pass_is_made_once_for_a_few_numbers_of_rows() -> None:
     rows = rows_of(make("qwen3_moe"), compiled=True)
     for i in range(8):

@@ -72,7 +72,7 @@ class ForwardPass:
         wants = np.array([segment.wants for segment in batch.segments], np.int32)
         wanted_ends = np.cumsum(wants, dtype=np.int32)
         rows = _ranges(batch.ends - wants, wants)
-        logits = self._logits(self._tokens(batch, previous), self._wanted(batch, rows), len(rows))
+        logits = self._logits(self._tokens(batch, previous), self._wanted(batch, rows), len(rows), _fed(batch))
         places = {
             segment.id: (end - segment.wants, segment.wants)
             for segment, end in zip(batch.segments, wanted_ends.tolist(), strict=True)
@@ -84,26 +84,28 @@ class ForwardPass:
         assert self._selection is not None, "the model's last norm is known"
         counts = np.array([segment.hidden for segment in batch.segments], np.int32)
         ends = np.cumsum(counts, dtype=np.int32)
-        with keeping(self._selection, self._put(_ranges(batch.ends - counts, counts))[0]):
+        whole = (counts == batch.counts).all()
+        with keeping(self._selection, ... if whole else self._put(_ranges(batch.ends - counts, counts))[0]):
             done = self.run(batch, previous)
         states = self._selection.take()
         done.hidden = {
-            segment.id: states[end - segment.hidden : end]
+            segment.id: states if segment.hidden == states.shape[0] else states[end - segment.hidden : end]
             for segment, end in zip(batch.segments, ends.tolist(), strict=True)
             if segment.hidden
         }
         return done
 
-    def _logits(self, tokens: Any, wanted: Any | None, count: int) -> Any | None:
-        """The first `count` logits of the `wanted` tokens; None where none are."""
+    def _logits(self, tokens: Any, wanted: Any | None, count: int, fed: Any | None) -> Any | None:
+        """The first `count` logits of the `wanted` tokens; None where none are. The model's embedding joins tokens with
+        the states in `fed`, if there are any."""
         try:
             if self._selection is not None:
-                self._selection.rows = wanted
+                self._selection.rows, self._selection.fed = wanted, fed
             logits = self._module(tokens[:, None], cache=self._layers)
         finally:
             FETCHED.clear()
             if self._selection is not None:
-                self._selection.rows, self._selection.narrowed = None, False
+                self._selection.rows, self._selection.narrowed, self._selection.fed = None, False, None
         if not count:
             return None
         logits = logits[:, -1, :]
@@ -137,6 +139,15 @@ class ForwardPass:
             return self._put(tokens)[0]
         known, source = self._put(tokens, source_of)
         return mx.where(source >= 0, previous[mx.maximum(source, 0)], known)
+
+
+def _fed(batch: RaggedBatch) -> Any | None:
+    """The states (T, D) that segments feed beside their tokens: all of them or none."""
+    if batch.segments[0].states is None:
+        return None
+    assert batch.owned is None, "a pass of an MTP head is not padded"
+    parts = [segment.states for segment in batch.segments]
+    return parts[0] if len(parts) == 1 else mx.concatenate(parts)
 
 
 def _is_previous(batch: RaggedBatch, previous: Any) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import mlx.core as mx
 import msgspec
 
 
@@ -30,8 +31,8 @@ class RowSegment(msgspec.Struct, frozen=True):
     here is ignored. `wants` is the number of last tokens whose logits are needed: 0, 1 or all. With `picks` the next
     token is sampled from the last one's logits. `hidden` is the number of last tokens whose hidden states are
     needed, where a pass is asked for any. `beside` is the number of tokens that a decode row computes beside the one
-    that it feeds: drafts behind it, or tokens that are computed again before it. A segment with `padding` fills a batch
-    up to its bucket.
+    that it feeds: drafts behind it, or tokens that are computed again before it. `states` (n, D) are hidden states that
+    an MTP head joins with the tokens. A segment with `padding` fills a batch up to its bucket.
     """
 
     sequence: KvSequence
@@ -43,6 +44,7 @@ class RowSegment(msgspec.Struct, frozen=True):
     padding: bool = False
     hidden: int = 0
     beside: int = 0
+    states: Any = None
 
     @property
     def id(self) -> str:
@@ -83,3 +85,12 @@ class ForwardOutput:
     refused: dict[str, str] = field(default_factory=dict)
     prefill_s: float | None = None
     hidden: dict[str, Any] = field(default_factory=dict)
+
+
+def joined_states(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the hidden states of sequences whose segments were computed in `parts`, in order."""
+    found: dict[str, list[Any]] = {}
+    for part in parts:
+        for id_, states in part.items():
+            found.setdefault(id_, []).append(states)
+    return {id_: states[0] if len(states) == 1 else mx.concatenate(states) for id_, states in found.items()}

@@ -114,12 +114,18 @@ class RecurrentGroup:
 
 
 def _parts(segment: RowSegment, marks: Sequence[int]) -> list[RowSegment]:
-    """The segment, split at `marks`; whole where logits or hidden states of several tokens are needed."""
+    """The segment, split at `marks`; whole where logits of several tokens are needed."""
     inside = sorted({mark for mark in marks if segment.start < mark < segment.end})
-    if not inside or segment.wants > 1 or segment.hidden > 1:
+    if not inside or segment.wants > 1:
         return [segment]
+    first = segment.end - segment.hidden
     parts = [
-        replace(segment, tokens=segment.tokens[start - segment.start : end - segment.start], start=start)
+        replace(
+            segment,
+            tokens=segment.tokens[start - segment.start : end - segment.start],
+            start=start,
+            hidden=max(0, end - max(start, first)),
+        )
         for start, end in pairwise([segment.start, *inside, segment.end])
     ]
-    return [*(replace(part, wants=0, picks=False, previous=-1, hidden=0) for part in parts[:-1]), parts[-1]]
+    return [*(replace(part, wants=0, picks=False, previous=-1) for part in parts[:-1]), parts[-1]]

@@ -15,7 +15,7 @@ from ..kv.layer_caches import LayerCaches
 from ..kv.paged.layer import PagedLayer
 from ..kv.paged.paged_pass import PagedPass
 from ..mlxlm import Selection
-from ..mlxlm.hooks import selected
+from ..mlxlm.hooks import kept, selected
 from .replace import ReplacedLayers
 
 _log = logging.getLogger(__name__)
@@ -44,37 +44,46 @@ class CompiledModule:
         if self._caches is None or self._caches.arrangement is not cache:
             self._caches = LayerCaches.of(cache)
         caches, selection = self._caches, self._selection
-        keeps = selection is not None and selection.keep is not None
-        if self.refused or keeps or not _only_decode(caches):
+        if self.refused or not _only_decode(caches):
             return self._module(tokens, cache=cache)
-        rows = None if selection is None else selection.rows
+        rows, keep = (None, None) if selection is None else (selection.rows, selection.keep)
         try:
-            logits, written = self._computed(tokens, rows, caches)
+            logits, written, *states = self._computed(tokens, rows, keep, caches)
         except FAULTS as error:
             self._refuse(f"{type(error).__name__}: {error}")
             with selected(selection, rows):
                 return self._module(tokens, cache=cache)
         caches.paged[-1].written = written
+        if selection is not None:
+            selection.states += states
         return logits
 
-    def _computed(self, tokens: Any, rows: Any | None, caches: LayerCaches) -> Any:
+    def _computed(self, tokens: Any, rows: Any | None, keep: Any | None, caches: LayerCaches) -> Any:
         step = caches.step
         shapes, arrays = step.inputs(step.kinds)
         arrays = [*caches.slots, *arrays]
-        key = shapes, None if rows is None else rows.shape, tuple(array.shape for array in caches.slots)
-        program = step.compiled.get(key, lambda: self._compile(self._program(caches, step.template(step.kinds))))
-        return program(tokens, rows, arrays)
+        whole = keep is ...  # no input of a program
+        keep = None if whole else keep
+        places = tuple(None if some is None else some.shape for some in (rows, keep))
+        key = shapes, places, whole, tuple(array.shape for array in caches.slots)
+        program = step.compiled.get(
+            key, lambda: self._compile(self._program(caches, step.template(step.kinds), whole=whole))
+        )
+        return program(tokens, rows, keep, arrays)
 
-    def _program(self, caches: LayerCaches, template: PagedPass) -> Callable[..., Any]:
-        """The pass as a function of its arrays. It returns logits, and an array computed from all pages that are
-        written; logits of batches that only decode are computed from all recurrent states."""
+    def _program(self, caches: LayerCaches, template: PagedPass, *, whole: bool) -> Callable[..., Any]:
+        """The pass as a function of its arrays. It returns logits, an array computed from all pages that are written,
+        and hidden states if some are kept, or the `whole` pass's; logits of batches that only decode are computed from
+        all recurrent states.
+        """
 
-        def program(tokens: Any, rows: Any | None, arrays: Sequence[Any]) -> tuple[Any, Any]:
+        def program(tokens: Any, rows: Any | None, keep: Any | None, arrays: Sequence[Any]) -> tuple[Any, ...]:
             count = len(caches.slots)
             with caches.tracing(arrays[:count]), selected(self._selection, rows), self._layers.traced():
                 cache, last = _over(caches, template.filled(arrays[count:]))
-                logits = self._module(tokens, cache=cache)
-                return logits, last.written
+                with kept(self._selection, ... if whole else keep) as states:
+                    logits = self._module(tokens, cache=cache)
+                return logits, last.written, *states
 
         return program
 

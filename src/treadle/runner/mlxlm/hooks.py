@@ -34,13 +34,15 @@ class Window:
 @dataclass
 class Selection:
     """The tokens of a pass, (T, 1, D) or (1, T, D), that reach the model's head: those at `rows`, or all. With `keep`,
-    the hidden states (n, D) of n tokens are kept in `states`, one array for each time the norm was computed. `narrowed`
-    says that the last layer has computed the selected tokens alone."""
+    the hidden states (n, D) of n tokens, or of all (...), are kept in `states`, one array for each time the norm was
+    computed. `narrowed` says that the last layer has computed the selected tokens alone. `fed` are hidden states (T, D)
+    that the embedding of an MTP head joins with the tokens."""
 
     rows: Any | None = None
     narrowed: bool = False
     keep: Any | None = None
     states: list[Any] = field(default_factory=list)
+    fed: Any | None = None
 
     def take(self) -> Any:
         """Return the kept hidden states, once. Raises ValueError where the norm was not computed exactly once."""
@@ -56,6 +58,22 @@ def keeping(selection: Selection, tokens: Any) -> Iterator[None]:
         yield
     finally:
         selection.keep = None
+
+
+@contextmanager
+def kept(selection: Selection | None, tokens: Any | None) -> Iterator[list[Any]]:
+    """Keep the hidden states of `tokens` in the list that is returned, inside the block, in place of those that were to
+    be kept before; none without tokens. No effect without a selection."""
+    states: list[Any] = []
+    if selection is None:
+        yield states
+        return
+    before = selection.keep, selection.states
+    selection.keep, selection.states = tokens, states
+    try:
+        yield states
+    finally:
+        selection.keep, selection.states = before
 
 
 @contextmanager

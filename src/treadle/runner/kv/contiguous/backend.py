@@ -20,7 +20,7 @@ from ....cache.prefix_node import Node
 from ....core.messages import Sharing
 from ....core.statistics import PrefixStatistics
 from ...forward.ragged import ForwardPass, RaggedBatch
-from ...forward.segments import ForwardOutput, KvSequence, RowSegment
+from ...forward.segments import ForwardOutput, KvSequence, RowSegment, joined_states
 from ...mlxlm import Selection
 from ...recurrent.operations import RecurrentOperations
 from ..backend import MOST_DRAFTS, Clock, LeastMemory, Live, WarmLimits, WarmPass
@@ -268,9 +268,14 @@ class ContiguousBackend:
         states: list[_State] = [segment.sequence.kv for segment in segments]
         rows = [RecurrentRow(state.slots, state.committed, state.marks) for state in states]
         *first, last = self._recurrent.waves(segments, rows)
+        parts = []
         for wave in first:
-            self._evaluate(self._run(wave, None).arrays)
-        return self._run(last, previous, hidden=hidden)
+            done = self._run(wave, None, hidden=hidden)
+            parts.append(done.hidden)
+            self._evaluate(done.arrays)
+        done = self._run(last, previous, hidden=hidden)
+        done.hidden = joined_states([*parts, done.hidden])
+        return done
 
     def _run(self, segments: Sequence[RowSegment], previous: Any | None, *, hidden: bool = False) -> ForwardOutput:
         batch = RaggedBatch(self.order(segments))

@@ -21,7 +21,7 @@ from ....core.messages import Sharing
 from ....core.statistics import PrefixStatistics
 from ...forward.batch_buckets import PROMPT_SIZES, decode_bucket, mixed_bucket, prompt_bucket
 from ...forward.ragged import ForwardPass, RaggedBatch
-from ...forward.segments import ForwardOutput, KvSequence, RowSegment, padding
+from ...forward.segments import ForwardOutput, KvSequence, RowSegment, joined_states, padding
 from ...mlxlm import Selection
 from ...recurrent.kernels import RecurrentKernels
 from ...recurrent.layer import Recurrences
@@ -224,9 +224,14 @@ class PagedBackend:
         states: list[_State] = [segment.sequence.kv for segment in segments]
         rows = [RecurrentRow(state.table.slots, state.committed, state.table.marks) for state in states]
         *first, last = self._recurrent.waves(segments, rows)
+        parts = []
         for wave in first:
-            mx.async_eval(self._run(wave, None).arrays)  # type: ignore[no-untyped-call]
-        return self._run(last, previous, hidden=hidden)
+            done = self._run(wave, None, hidden=hidden)
+            parts.append(done.hidden)
+            mx.async_eval(done.arrays)  # type: ignore[no-untyped-call]
+        done = self._run(last, previous, hidden=hidden)
+        done.hidden = joined_states([*parts, done.hidden])
+        return done
 
     def _run(self, segments: Sequence[RowSegment], previous: Any | None, *, hidden: bool = False) -> ForwardOutput:
         batch = RaggedBatch(self.order(segments), in_buckets=self._pads(segments))
