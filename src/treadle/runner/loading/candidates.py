@@ -106,6 +106,17 @@ def paged(
     return replace(_with_compiled_passes(reference, config, rejected), keep_prefixes=keep_prefixes)
 
 
+def plain_pages(
+    reference: Reference, budget: int, *, max_running: int, kernels: type[Kernels] = Kernels
+) -> PagedConfig:
+    """As many pages as `budget` bytes hold, tested with the reference's module, whose layers are neither fused nor
+    compiled. No prefixes are kept."""
+    config = page_layers(reference.library, reference.module, 16, kernels)
+    config = replace(config, max_running=max_running, context=reference.context).with_memory(budget)
+    _test_pages(reference, config)
+    return config
+
+
 def page_layers(library: MlxLm, module: Any, bits: int, kernels: type[Kernels]) -> PagedConfig:
     """The layers of `module` over pages, without any page yet. Raises Unsupported."""
     routed = routed_layers(library, module)

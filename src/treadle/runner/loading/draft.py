@@ -57,14 +57,14 @@ def load_beside(
         raise ModelError(f"`draft` can't be used: {error}; {_CURE}", param="draft") from error
     if draft.embedding.only:
         raise ModelError(f"`draft` {draft.name} is an embedding model and generates no text: {_CURE}", param="draft")
-    pair = _with_memory(target, draft, asked=options.get("memory") is not None)
+    pair = divided(target, draft, asked=options.get("memory") is not None)
     pair.target.details["draft model"] = _about(pair.draft)
     if draft.context < target.context:
         _log.info("drafts end at %d tokens, the context of the draft model %s", draft.context, draft.name)
     return pair
 
 
-def _with_memory(target: LoadedModel, draft: LoadedModel, *, asked: bool) -> ModelPair:
+def divided(target: LoadedModel, draft: LoadedModel, *, asked: bool) -> ModelPair:
     """Divide the memory for caches. If it was not asked for, the draft's weights take their part of it."""
     budget = target.kv_budget_bytes
     if not budget:

@@ -28,6 +28,7 @@ from .hooks import SelectingNorm, Selection, Window, keeping
 from .last_layer import LayerWritten, narrow_last_layer
 from .latent import identity
 from .library import MlxLm, connect
+from .mtp import MtpHead, NoHead, family_of, finish_head
 from .recurrent import RecurrentState, defer_norms
 
 __all__ = [
@@ -35,6 +36,8 @@ __all__ = [
     "Caches",
     "LayerWritten",
     "MlxLm",
+    "MtpHead",
+    "NoHead",
     "RecurrentState",
     "SelectingNorm",
     "Selection",
@@ -46,6 +49,8 @@ __all__ = [
     "end_padded",
     "extend",
     "extract",
+    "family_of",
+    "finish_head",
     "identity",
     "keep_rows",
     "keeping",

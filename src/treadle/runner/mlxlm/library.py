@@ -21,6 +21,7 @@ from .caches import Caches
 from .compatibility import problems
 from .hooks import Selection, headless, routed, select
 from .latent import by_heads
+from .mtp import load_head
 from .own_attention import route
 from .recurrent import RecurrentState, recurrent_states
 
@@ -44,6 +45,10 @@ class MlxLm:
         )
         model, config = self._utils.load_model(folder, lazy=True, strict=True, trust_remote_code=False, **more)
         return model, dict(config)
+
+    def load_head(self, folder: Path, target: Any, config: Mapping[str, Any]) -> Any:
+        """The MTP head in `folder` for the model `target`, to be finished by `finish_head`. Raises NoHead."""
+        return load_head(self._utils, folder, target, config)
 
     def _headless(self, config: dict[str, Any]) -> tuple[type, type]:
         model, arguments = self._utils._get_classes(config)
