@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from ..core.plan import DraftTrial
 from ..errors import one_line
 from .base import RunnerBroken
-from .drafting.drafter import DraftedRow, Drafter
+from .drafting.drafter import DraftedRow, Drafter, NewStates, state_reader
 
 _log = logging.getLogger(__name__)
 
@@ -19,9 +19,19 @@ class GuardedDrafter:
 
     def __init__(self, drafter: Drafter, vocabulary: int) -> None:
         self.name = drafter.name
+        self._reader = state_reader(drafter)
+        self.reads_states = self._reader is not None
         self._drafter = drafter
         self._vocabulary = vocabulary
         self._failed = False
+
+    def observe(self, found: Sequence[NewStates]) -> None:
+        if self._reader is None:
+            return
+        try:
+            self._reader.observe(found)
+        except Exception as error:
+            self._tell(error)
 
     def propose(self, rows: Sequence[DraftedRow], most: Sequence[int]) -> list[Sequence[int]]:
         """Return draft tokens for each row, at most `most` of them."""

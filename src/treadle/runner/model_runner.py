@@ -257,6 +257,7 @@ class ModelRunner:
 
     def _step(self, plan: StepPlan) -> Step:
         step = Step(began=self._clock(), segments=[], rows={}, decodes=[], failed={}, propose=plan.propose)
+        step.observed = self._speculation.observes(plan)
         if plan.admit:
             for admit in plan.admit:
                 self._forget(admit.request.id)
@@ -290,6 +291,8 @@ class ModelRunner:
             segment = self._chunk(step, row, chunk, segment)
         if row.again or step.drafts:
             segment = self._speculation.extended(segment, row, step.drafts.get(id_))
+        if step.observed and row.request.speculate and row.pool is None:
+            segment = replace(segment, hidden=len(segment.tokens))
         row.cached = segment.end
         step.segments.append(segment)
         step.rows[id_] = row
@@ -317,7 +320,10 @@ class ModelRunner:
         """Build the step's graph and hand it to the device."""
         with mlx_runtime("computing a step"):
             sampled = None if before is None else before.sampled(self._put)
-            done = step.computed = self._backend.compute(step.segments, sampled, hidden=bool(step.pooled))
+            hidden = bool(step.pooled) or step.observed
+            done = step.computed = self._backend.compute(step.segments, sampled, hidden=hidden)
+            if step.observed:
+                done.arrays += done.hidden.values()
             for id_, message in done.refused.items():
                 self.release(id_)
                 step.failed[id_] = message
@@ -348,6 +354,8 @@ class ModelRunner:
         ended = self._clock()
         seconds = ended - max(step.began, self._finished_at)
         self._finished_at = ended
+        if step.observed:
+            self._speculation.observe(step, self._rows)
         trials = self._follow(step, seconds) if step.propose else ()
         ready = self._speculation.ready if step.propose else None
         return StepResult(

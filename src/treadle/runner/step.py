@@ -61,7 +61,7 @@ class Step:
     in `superseded` gain no token here, as the step before has forced it; if they are drawn, that is dropped. `forced`
     are the tokens that constraints force behind those of this step, by id. The rows of the segments in `pooled` are
     pooled, and `vectors` are those of prompts that are complete. Rows with `drafts` verify these (`verification`). With
-    `propose` the step's result says what they could verify next.
+    `propose` the step's result says what they could verify next, and with `observed` the drafter reads hidden states.
     """
 
     began: float
@@ -81,6 +81,7 @@ class Step:
     vectors: dict[str, Any] = field(default_factory=dict)
     drafts: dict[str, RowDrafts] = field(default_factory=dict)
     propose: bool = False
+    observed: bool = False
 
     def failures(self) -> tuple[RowFailure, ...]:
         """Return the rows that can't go on."""

@@ -16,9 +16,9 @@ import numpy as np
 from msgspec.structs import replace
 
 from ..core.messages import TokenLogprob
-from ..core.plan import MAX_SCORED_TOKENS, DecodeRow, DraftTrial, RowTokens
+from ..core.plan import MAX_SCORED_TOKENS, DecodeRow, DraftTrial, RowTokens, StepPlan
 from .device.staging import Put, direct
-from .drafting.drafter import Drafter
+from .drafting.drafter import Drafter, NewStates
 from .forward.segments import RowSegment
 from .guarded_drafter import GuardedDrafter
 from .kv.backend import KvBackend
@@ -122,7 +122,26 @@ class Speculation:
         known = row.tokens[start : segment.start]
         return replace(segment, tokens=(*known, *segment.tokens), start=start, beside=again)
 
+    def observes(self, plan: StepPlan) -> bool:
+        """Whether the drafter reads hidden states of a step: one that verifies or could have drafts, or that computes
+        prompts alone."""
+        if self.drafter is None or not self.draft_tokens or not self.drafter.reads_states:
+            return False
+        alone = bool(plan.prefill) and not plan.decode
+        return plan.propose or alone or any(decode.drafts for decode in plan.decode)
+
     # Results ---------------------------------------------------------------------------------------------------------
+
+    def observe(self, step: Step, rows: Mapping[str, RunningRow]) -> None:
+        """Give the drafter hidden states of tokens that rows keep, of those of the step's that are still in `rows`."""
+        found = []
+        for segment in step.segments:
+            row, states = step.rows[segment.id], step.computed.hidden.get(segment.id)
+            if states is not None and row.request.speculate and rows.get(row.id) is row and row.id not in step.failed:
+                count = min(segment.end, row.cached) - segment.start
+                found.append(NewStates(row, segment.start, states[:count] if count < states.shape[0] else states))
+        if self.drafter is not None and found:
+            self.drafter.observe(found)
 
     def follow(self, rows: list[RunningRow], seconds: float) -> tuple[DraftTrial, ...]:
         """Let the drafter follow `rows`, which gained tokens in a step of `seconds`; the trials that are over."""

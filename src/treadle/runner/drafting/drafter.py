@@ -8,7 +8,7 @@ tokens that plain steps sample, so that acceptance is known before anything is s
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from ...core.messages import Submit
 from ...core.plan import DraftTrial
@@ -28,6 +28,15 @@ class DraftedRow(Protocol):
 
     @property
     def request(self) -> Submit: ...
+
+
+class NewStates(NamedTuple):
+    """Hidden states (n, D) of a row's tokens from `start` on, behind the model's last norm, on the device. Each is
+    followed by another token."""
+
+    row: DraftedRow
+    start: int
+    states: Any
 
 
 class Drafter(Protocol):
@@ -65,3 +74,19 @@ class Drafter(Protocol):
     def close(self) -> None:
         """Free everything. Nothing is called after it."""
         ...
+
+
+@runtime_checkable
+class StateReader(Protocol):
+    """A drafter that observes hidden states of what is computed for rows, if it `reads_states`."""
+
+    reads_states: bool
+
+    def observe(self, found: Sequence[NewStates]) -> None:
+        """Take over the hidden states that a finished step gave; some may be known, and some before may be missing."""
+        ...
+
+
+def state_reader(drafter: Drafter) -> StateReader | None:
+    """Return `drafter`, if it reads hidden states."""
+    return drafter if isinstance(drafter, StateReader) and drafter.reads_states else None

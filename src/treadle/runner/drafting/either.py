@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from ...core.plan import DraftTrial
-from .drafter import DraftedRow, Drafter
+from .drafter import DraftedRow, Drafter, NewStates, state_reader
 
 _WEIGHT = 1 / 8
 """Weight of an outcome in a rate."""
@@ -52,9 +52,15 @@ class Either:
 
     def __init__(self, free: Drafter, costly: Drafter) -> None:
         self.name = f"{free.name}+{costly.name}"
+        self._readers = [reader for one in (free, costly) if (reader := state_reader(one)) is not None]
+        self.reads_states = bool(self._readers)
         self._free = free
         self._costly = costly
         self._records: dict[str, _Record] = {}
+
+    def observe(self, found: Sequence[NewStates]) -> None:
+        for reader in self._readers:
+            reader.observe(found)
 
     def propose(self, rows: Sequence[DraftedRow], most: Sequence[int]) -> list[Sequence[int]]:
         drafts: list[Sequence[int]] = [() for _ in rows]
