@@ -223,7 +223,7 @@ def test_none_is_a_value_where_a_setting_may_be_left_open() -> None:
         ("memory", "0GiB", "memory must be above 0"),
         ("kernels", "on", "kernels must be one of auto, require, off, not 'on'"),
         ("structured", "on", "structured must be one of auto, off, not 'on'"),
-        ("speculate", "always", "speculate must be one of auto, off, lookup, draft, not 'always'"),
+        ("speculate", "always", "speculate must be one of auto, off, lookup, draft, mtp, not 'always'"),
         ("speculate", "draft", "speculate is draft, and no draft model is given: give both"),
         ("draft", "", "draft is empty: give a folder or a hub id, or leave it out"),
         ("kv_bits", 6, "kv_bits is 6: give 8 or 4, or leave it out"),
@@ -248,7 +248,7 @@ def test_what_is_out_of_range_is_refused_by_name(name: str, value: Any, message:
     assert wrong(re.escape(message), **{name: value}).param == name
 
 
-@pytest.mark.parametrize("speculate", ["off", "lookup"])
+@pytest.mark.parametrize("speculate", ["off", "lookup", "mtp"])
 def test_a_draft_model_that_would_not_be_used_is_refused(speculate: str) -> None:
     error = wrong(f"draft does nothing with speculate {speculate}: give auto", draft="small", speculate=speculate)
     assert error.param == "draft"

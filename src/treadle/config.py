@@ -21,7 +21,7 @@ GRPC_OPTIONS = ("grpc_host", "grpc_cert", "grpc_key", "grpc_client_ca", "grpc_au
 STRINGS = "tuple[str, ...]"  # the annotation of a setting that may be given several times
 KERNELS = ("auto", "require", "off")
 STRUCTURED = ("auto", "off")
-SPECULATE = ("auto", "off", "lookup", "draft")
+SPECULATE = ("auto", "off", "lookup", "draft", "mtp")
 KV_BITS = (8, 4)
 LOG_FORMATS = ("text", "json")
 LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
@@ -45,10 +45,11 @@ class Settings:
     on CUDA; 4 is refused with the reason. `kernels` "auto" uses each custom kernel that passes its self-test, "require"
     fails the start where one does not or the KV backend is not the device's best, and "off" uses operations of MLX and
     mlx-lm only. `structured` "auto" loads the model's vocabulary for grammars, and "off" refuses requests that need it.
-    `speculate` "auto" drafts tokens by look-up where the KV backend can verify them, "lookup" fails the start where it
-    can't, and "off" drafts none. `draft` is a second model, named like `model`, that drafts tokens: with "auto" beside
-    look-up, with "draft" alone. `grpc_port` None serves no gRPC; `grpc_host` None is `host`; certificate and key turn
-    TLS on, and with `grpc_client_ca` only clients with a certificate of that authority may connect.
+    `speculate` "auto" drafts tokens by look-up and by the model's MTP head, if it has one, where the KV backend can
+    verify them; "lookup" and "mtp" fail the start where that one can't be; and "off" drafts none. `draft` is a second
+    model, named like `model`, that drafts tokens: with "auto" beside look-up, with "draft" alone. `grpc_port` None
+    serves no gRPC; `grpc_host` None is `host`; certificate and key turn TLS on, and with `grpc_client_ca` only clients
+    with a certificate of that authority may connect.
 
     `api_key` is one key for everything; `api_keys` a file of hashed keys with scopes and limits. `grpc_auth` asks every
     gRPC client for a key, also those of this machine and those with a certificate.
@@ -236,7 +237,7 @@ def _check_draft(settings: Settings) -> None:
             raise ConfigError("`speculate` is draft, and no `draft` model is given: give both", param="speculate")
     elif not settings.draft:
         raise ConfigError("`draft` is empty: give a folder or a hub id, or leave it out", param="draft")
-    elif settings.speculate in ("off", "lookup"):
+    elif settings.speculate in ("off", "lookup", "mtp"):
         raise ConfigError(
             f"`draft` does nothing with `speculate` {settings.speculate}: give auto or draft, or leave `draft` out",
             param="draft",

@@ -26,7 +26,7 @@ CURES: Mapping[str, str] = {
     "--max-num-batched-tokens": "use --prefill-tokens",
     "--chunked-prefill-size": "use --prefill-tokens",
     "--speculative-config": "use --speculate, and --draft for a draft model",
-    "--speculative-algorithm": "use --speculate",
+    "--speculative-algorithm": "use --speculate, such as --speculate mtp",
     "--speculative-draft-model-path": "use --draft",
     "--speculative-model": "use --draft",
     "--draft-model": "use --draft",

@@ -114,7 +114,7 @@ _OPTIONS: tuple[tuple[str, Any], ...] = (
     _setting(int, "kv_bits", "8: keys and values in 8 bits. CUDA only.", LIMITS, "BITS"),
     _setting(str, "kernels", "auto, require (fail the start where one is not active) or off.", ENGINE, "WHICH"),
     _setting(str, "structured", "auto, or off: no JSON schemas and other grammars, less memory.", ENGINE, "WHICH"),
-    _setting(str, "speculate", "auto, off, or lookup or draft: fail the start where they can't be.", ENGINE, "WHICH"),
+    _setting(str, "speculate", "auto, off; lookup, draft or mtp: fail the start where it can't be.", ENGINE, "WHICH"),
     _setting(str, "draft", "Draft model: a smaller one with the same tokens, named like the model.", ENGINE, "MODEL"),
     _setting(int, "threads", "CPU threads. Default: by the cores there are.", ENGINE, _COUNT),
     _setting(float, "hang_after", "Without a step, while work waits, until the engine is replaced.", ENGINE, _SECONDS),

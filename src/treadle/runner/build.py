@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,12 @@ from .drafting.drafter import Drafter
 from .drafting.either import Either
 from .drafting.lookup import LookupDrafter
 from .drafting.model import ModelDrafter
+from .drafting.mtp import MtpDrafter
 from .loading.draft import DraftModel, load_beside
 from .loading.loader import load
 from .loading.model import LoadedModel
+from .loading.mtp import HeadedModel, load_head, may_have_head
+from .mlxlm import NoHead
 from .model_runner import ModelRunner
 
 _log = logging.getLogger(__name__)
@@ -42,8 +45,9 @@ def build(
     """The runner for the model in `folder`, a checked model folder; the calling thread becomes its owner.
 
     `blas` is the report of `blas.prepare`: it is shown, and its warning logged. `vocabulary` reads the model's tokens
-    for grammars; without it the runner has none. `speculate` is "auto", "off", or "lookup" or "draft", which have to be
-    possible. `draft` is the draft model, which has the same tokens. `options` are those of `LoadOptions`.
+    for grammars; without it the runner has none. `speculate` is "auto", "off", or "lookup", "draft" or "mtp", which
+    have to be possible. `draft` is the draft model, which has the same tokens; without one "auto" uses the model's MTP
+    head, if it has one. `options` are those of `LoadOptions`.
     Raises StartFailed, ModelError and ConfigError, each with one line that names the cause.
     """
     details = {} if blas is None else {"blas": str(blas)}
@@ -53,16 +57,18 @@ def build(
     try:
         status = None if blas is None else blas_status(blas)
         model = load(Path(folder), blas=status, details=details, progress=progress, **options)
-        drafts = None
+        drafts = headed = None
         if draft is not None:
             model, drafts = load_beside(model, draft, options, progress)
             _check_budget(drafts)
+        elif headed := _headed(model, Path(folder), speculate, options, progress):
+            model = headed.target
         _check_budget(model)
         if vocabulary is not None:
             progress("reading the vocabulary")
         grammars = _grammar_compiler(vocabulary, model.name)
         model.details["structured output"] = grammars.unavailable or "llguidance"
-        return _runner(model, govern, grammars, speculate, drafts)
+        return _runner(model, govern, grammars, speculate, drafts or headed)
     except BaseException:
         leave_thread()
         raise
@@ -73,21 +79,46 @@ def _runner(
     govern: Callable[[], None],
     grammars: GrammarCompiler,
     speculate: str,
-    draft: LoadedModel | None,
+    draft: LoadedModel | HeadedModel | None,
 ) -> ModelRunner:
-    """Return the runner, with the drafter that `speculate` names, and that of a `draft` model. Raises ConfigError where
-    one has to be used and the KV backend can't verify drafts."""
+    """Return the runner, with the drafter that `speculate` names, and that of a `draft` model or of an MTP head. Raises
+    ConfigError where one has to be used and the KV backend can't verify drafts."""
 
     def cached(salt: str, tokens: Sequence[int], most: int) -> Sequence[int]:
         return runner.continuation(salt, tokens, most)
 
-    drafter: Drafter | None = None if speculate == "off" else LookupDrafter(cached)
+    drafter: Drafter | None = LookupDrafter(cached) if speculate in ("auto", "lookup") else None
     if draft is not None:
-        by_model = ModelDrafter(draft, model.vocabulary)
-        drafter = by_model if drafter is None or speculate == "draft" else Either(drafter, by_model)
+        costly = MtpDrafter(draft) if isinstance(draft, HeadedModel) else ModelDrafter(draft, model.vocabulary)
+        drafter = costly if drafter is None else Either(drafter, costly)
     runner = ModelRunner(model, before_step=govern, grammars=grammars, drafter=drafter)
-    _check_drafts(model.name, runner.capabilities().steps.speculation, speculate, draft)
+    asked = None if isinstance(draft, HeadedModel) else draft
+    _check_drafts(model.name, runner.capabilities().steps.speculation, speculate, asked)
     return runner
+
+
+def _headed(
+    model: LoadedModel, folder: Path, speculate: str, options: Mapping[str, Any], progress: Progress
+) -> HeadedModel | None:
+    """Return the model with its MTP head; None where `speculate` asks for none, or there is none and none is demanded.
+    The model's details say why. Raises ConfigError."""
+    if speculate not in ("auto", "mtp") or (speculate == "auto" and not may_have_head(model)):
+        return None
+    try:
+        headed = load_head(model, folder, options, progress)
+        _check_budget(headed.head)
+        _check_budget(headed.target)
+        return headed
+    except (NoHead, ConfigError) as error:
+        if speculate == "mtp":
+            raise ConfigError(
+                f"`speculate` is mtp, and {model.name} has no MTP head that can be used: {error}; use a checkpoint "
+                "with MTP weights, or give auto",
+                param="speculate",
+            ) from error
+        _log.info("%s is served without an MTP head: %s", model.name, error)
+        model.details["MTP head"] = f"none: {error}"
+    return None
 
 
 def _check_drafts(name: str, possible: SpeculationCapabilities, speculate: str, draft: LoadedModel | None) -> None:
