@@ -114,6 +114,11 @@ def test_statistics_say_what_was_verified_and_why_nothing_is() -> None:
     found = engine.scheduler.statistics(engine.now, RunnerStatistics()).speculation
     assert not found.on
     assert "4 sequences would have" in found.reason
+    hopeless = Machine(0.0001, lambda rows, tokens: 0.001 * tokens**2)
+    engine = Engine(hopeless, 4, lambda _: 1.0, hopeless.budget())
+    engine.run(50)
+    found = engine.scheduler.statistics(engine.now, RunnerStatistics()).speculation
+    assert found.reason == "4 sequences would gain nothing, whatever is accepted"
     none = Scheduler(SchedulerLimits(1, 512)).statistics(0.0, RunnerStatistics()).speculation
     assert none == SpeculationStatistics()
 

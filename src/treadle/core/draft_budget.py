@@ -51,6 +51,13 @@ class DraftBudget:
         """Whether drafts would pay in a step of `rows` sequences if all of them were accepted."""
         return self._bound(rows, 1.0) >= GAIN
 
+    def proposes(self, rows: int) -> bool:
+        """Whether drafts are worth having where `rows` sequences decode."""
+        if self.could_gain(rows):
+            return True
+        self.reason = f"{rows} sequences would gain nothing, whatever is accepted"
+        return False
+
     def choose(self, seqs: Collection[Sequence], *, in_flight: bool) -> dict[Sequence, int]:
         """Return how many draft tokens to verify of each of `seqs`, all that decode; without those that have none.
 

@@ -60,7 +60,7 @@ class Speculation:
 
     def proposes(self, rows: int) -> bool:
         """Whether drafts are worth having where `rows` sequences decode."""
-        return self._budget is not None and rows > 0 and self._budget.could_gain(rows)
+        return self._budget is not None and rows > 0 and self._budget.proposes(rows)
 
     def planned(self, plan: StepPlan, now: float, *, follows: bool) -> None:
         """Learn how long the plan before took, as `plan` has been made."""
