@@ -1,6 +1,6 @@
 """Tokens per second of speculative decoding beside plain decoding, by batch size and share of right drafts (P11).
 
-    python benchmarks/speculation.py (MODEL | --family qwen3 --bits 16 [--layers N]) [--rows 1 4 32]
+    python benchmarks/speculation.py (MODEL | --family qwen3 --bits 16 [--config JSON]) [--rows 1 4 32]
         [--acceptance 0 0.3 0.6 0.9 1] [--lookup repeating random] [--tokens 256] [--rounds 3] [--json OUT]
 
 The model of the folder MODEL, or one of `gpu/family_shapes.py` with random weights, runs in this process in the engine
@@ -169,8 +169,7 @@ def load_model(options: argparse.Namespace) -> Any:
     from benchmarks.gpu.family_shapes import config_of
 
     config = config_of(options.family, small=options.small)
-    if options.layers:
-        config["num_hidden_layers"] = options.layers
+    config |= options.config
     module, config = make(config, options.bits)
     return load_made(module, config, options.memory, max(options.rows))
 
@@ -180,7 +179,7 @@ def main() -> None:
     parser.add_argument("model", nargs="?", metavar="MODEL", help="a model folder")
     parser.add_argument("--family", help="a shape of gpu/family_shapes.py, with random weights")
     parser.add_argument("--bits", default="16")
-    parser.add_argument("--layers", type=int, help="layers of the shape, where its few ones are not wanted")
+    parser.add_argument("--config", type=json.loads, default={}, help="JSON of fields that replace the shape's")
     parser.add_argument("--small", action="store_true", help="a small model of the shape, for a CPU")
     parser.add_argument("--rows", type=int, nargs="*", default=[1, 4, 32])
     parser.add_argument("--acceptance", nargs="*", default=["0", "0.3", "0.6", "0.9", "1"])
