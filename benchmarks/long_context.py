@@ -33,6 +33,7 @@ from treadle.bench.lorem import text  # noqa: E402
 
 PROBE_WORDS = 200
 SHORT_WORDS = 30
+SHORT_TOKENS = 4
 
 
 @dataclass
@@ -94,22 +95,27 @@ class Server:
         return int(reply.json()["admission"]["rows"])
 
 
+def first_s(reply: Reply) -> float:
+    """Seconds to the first piece of text, or to the end: tokens of a random model may be no text."""
+    return reply.token_s[0] if reply.token_s else reply.total_s
+
+
 async def measure(server: Server, tokens: int, answer: int) -> Row:
     words = max(1, round(tokens * server.words_per_token))
-    idle = [(await server.ask(SHORT_WORDS, 2)).ttft_s for _ in range(3)]
+    idle = [first_s(await server.ask(SHORT_WORDS, SHORT_TOKENS)) for _ in range(3)]
     streamed = await server.ask(words, answer)
     whole = await server.ask(words, answer, stream=False)
     used = int(whole.json()["usage"]["prompt_tokens"])
-    left = await server.ask(words, answer, leave_after=streamed.ttft_s / 2)
-    follow_up = await server.ask(SHORT_WORDS, 2)
+    left = await server.ask(words, answer, leave_after=first_s(streamed) / 2)
+    follow_up = await server.ask(SHORT_WORDS, SHORT_TOKENS)
     return Row(
         tokens=used,
-        ttft_s=streamed.ttft_s,
-        tokens_per_s=used / streamed.ttft_s,
+        ttft_s=first_s(streamed),
+        tokens_per_s=used / first_s(streamed),
         stream_s=streamed.total_s,
         whole_s=whole.total_s,
         left_after_s=left.total_s,
-        follow_up_s=follow_up.ttft_s,
+        follow_up_s=first_s(follow_up),
         idle_s=statistics.median(idle),
     )
 
