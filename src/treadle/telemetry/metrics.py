@@ -14,6 +14,7 @@ from ..core.refusals import Refusal
 from ..core.statistics import EngineStatistics, GrammarStatistics, PrefixStatistics
 from .compute_metrics import ComputeCollector, ComputeSource
 from .connections import ConnectionsCollector, ConnectionsSource
+from .counters import StatisticsCounters, increase
 from .exposition import format_family
 from .key_metrics import KeyCollector, KeySource
 from .logs import log_statistics
@@ -197,13 +198,13 @@ class Metrics:
 
     def step(self, report: StepReport) -> None:
         now = report.statistics
-        steps = _increase(self._last.steps, now.steps)
+        steps = increase(self._last.steps, now.steps)
         self._steps.inc(steps)
-        self._prompt.inc(_increase(self._last.prompt_tokens, now.prompt_tokens))
-        self._completion.inc(_increase(self._last.completion_tokens, now.completion_tokens))
-        self._forced.inc(_increase(self._last.forced_tokens, now.forced_tokens))
-        self._cached.inc(_increase(self._last.cached_tokens, now.cached_tokens))
-        self._preempted.inc(_increase(self._last.preempted, now.preempted))
+        self._prompt.inc(increase(self._last.prompt_tokens, now.prompt_tokens))
+        self._completion.inc(increase(self._last.completion_tokens, now.completion_tokens))
+        self._forced.inc(increase(self._last.forced_tokens, now.forced_tokens))
+        self._cached.inc(increase(self._last.cached_tokens, now.cached_tokens))
+        self._preempted.inc(increase(self._last.preempted, now.preempted))
         self._prefixes.step(self._last.runner.prefix, now.runner.prefix)
         self._grammars.step(self._last.runner.grammars, now.runner.grammars)
         self._speculation.step(self._last.speculation, now.speculation)
@@ -304,22 +305,19 @@ class _Prefixes:
     """Metrics of the prefix cache."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._counters = {
-            name: Counter(f"treadle_prefix_cache_{unit}", f"Prefix cache: {about}", registry=registry)
-            for name, unit, about in (
-                ("looked_up", "looked_up_tokens", "prompt tokens that were looked up"),
-                ("reused", "reused_tokens", "prompt tokens found and reused"),
-                ("copied_bytes", "copied_bytes", "bytes copied to reuse them"),
-                ("stored", "stored_tokens", "tokens put in"),
-                ("evicted", "evicted_tokens", "tokens that gave way to others"),
-            )
-        }
+        fields = (
+            ("looked_up", "looked_up_tokens", "prompt tokens that were looked up"),
+            ("reused", "reused_tokens", "prompt tokens found and reused"),
+            ("copied_bytes", "copied_bytes", "bytes copied to reuse them"),
+            ("stored", "stored_tokens", "tokens put in"),
+            ("evicted", "evicted_tokens", "tokens that gave way to others"),
+        )
+        self._counters = StatisticsCounters(registry, "treadle_prefix_cache", "Prefix cache", fields)
         self._held = Gauge("treadle_prefix_cache_held_tokens", "Prefix cache: tokens held", registry=registry)
         self._bytes = Gauge("treadle_prefix_cache_held_bytes", "Prefix cache: bytes held", registry=registry)
 
     def step(self, before: PrefixStatistics, now: PrefixStatistics) -> None:
-        for name, counter in self._counters.items():
-            counter.inc(_increase(getattr(before, name), getattr(now, name)))
+        self._counters.step(before, now)
         self._held.set(now.held)
         self._bytes.set(now.held_bytes)
 
@@ -341,10 +339,10 @@ class _Grammars:
     def step(self, before: GrammarStatistics, now: GrammarStatistics) -> None:
         if now == before:
             return
-        self._compiled.inc(_increase(before.compiled, now.compiled))
-        self._failed.inc(_increase(before.failed, now.failed))
-        self._not_closed.inc(_increase(before.not_closed, now.not_closed))
-        self._seconds.inc(_increase(before.compile_s, now.compile_s))
+        self._compiled.inc(increase(before.compiled, now.compiled))
+        self._failed.inc(increase(before.failed, now.failed))
+        self._not_closed.inc(increase(before.not_closed, now.not_closed))
+        self._seconds.inc(increase(before.compile_s, now.compile_s))
         self._cached.set(now.cached)
 
 
@@ -369,8 +367,3 @@ class _LogCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         about = "Lines of the log that were dropped, as nobody read them"
         yield CounterMetricFamily("treadle_log_dropped_lines", about, value=log_statistics().dropped_lines)
-
-
-def _increase(before: float, now: float) -> float:
-    """Return the increase of an owner's counter. A smaller value comes from a new owner, counting from 0."""
-    return now - before if now >= before else now
