@@ -16,8 +16,3 @@ class InFlightStep:
     plan: StepPlan
     sequences: dict[str, Sequence]
     charge: Charge
-
-    @property
-    def verifies(self) -> bool:
-        """Whether it verifies draft tokens."""
-        return any(decode.drafts for decode in self.plan.decode)

@@ -71,6 +71,11 @@ class StepPlan(msgspec.Struct, frozen=True):
         return dict.fromkeys((*admitted, *(c.id for c in self.prefill), *(d.id for d in self.decode)))
 
     @property
+    def verifies(self) -> bool:
+        """Whether it verifies draft tokens."""
+        return any(decode.drafts for decode in self.decode)
+
+    @property
     def idle(self) -> bool:
         """Whether there is nothing to compute."""
         return not (self.admit or self.prefill or self.decode)

@@ -45,7 +45,7 @@ class Speculation:
 
     def blocks(self, in_flight: Iterable[InFlightStep]) -> bool:
         """Whether nothing can be planned before the steps in flight are applied, as they may reject drafts."""
-        return not self._resolved and any(step.verifies for step in in_flight)
+        return not self._resolved and any(step.plan.verifies for step in in_flight)
 
     def choose(
         self, running: Collection[Sequence], demand: DecodeDemand, *, in_flight: bool
@@ -67,7 +67,7 @@ class Speculation:
         before, self._timed = self._timed, None
         if self._budget is None or plan.prefill or plan.admit:
             return
-        verifies = any(decode.drafts for decode in plan.decode)
+        verifies = plan.verifies
         self._steps += verifies
         follows_plain = before is not None and not before.verifies and (follows or not self._lookahead)
         self._timed = _TimedPlan(now, len(plan.decode), verifies, follows_plain)

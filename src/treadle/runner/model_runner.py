@@ -262,7 +262,7 @@ class ModelRunner:
             for admit in plan.admit:
                 self._forget(admit.request.id)
             self._admission.admit(plan.admit, step)
-        if any(decode.drafts for decode in plan.decode):
+        if plan.verifies:
             assert not self._started, "drafts are verified in lock-step"
             step.drafts = self._speculation.draft(self._rows, plan.decode, self._least_forced(len(plan.decode)))
         failed, evicted = step.failed, step.evicted

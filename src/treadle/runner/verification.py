@@ -128,7 +128,7 @@ class Speculation:
         if self.drafter is None or not self.draft_tokens or not self.drafter.reads_states:
             return False
         alone = bool(plan.prefill) and not plan.decode
-        return plan.propose or alone or any(decode.drafts for decode in plan.decode)
+        return plan.propose or alone or plan.verifies
 
     # Results ---------------------------------------------------------------------------------------------------------
 
