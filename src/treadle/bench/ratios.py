@@ -112,7 +112,7 @@ HIGHER = (
     "free rate kept",
 )
 COUNTS = ("neither answered nor refused", "still waiting at the end")
-TOKENS = ("wasted tokens a cancel", "tokens a verification")
+TOKENS: dict[str, Better] = {"wasted tokens a cancel": "lower", "tokens a verification": "higher"}
 
 
 def rows(result: Result, workload: str) -> list[FigureRow]:
@@ -183,14 +183,13 @@ def _p99(times: Iterable[float]) -> float | None:
 
 def _workload_figure(name: str) -> Figure:
     """Return the figure for a name of `measures.workload_figures`, where a last word "s" is the unit."""
-    better: Better = "higher" if name in (*HIGHER, "tokens a verification") else "lower"
     if name in HIGHER:
-        return Figure(name, "part", better)
+        return Figure(name, "part", "higher")
+    if name in TOKENS:
+        return Figure(name, "tokens", TOKENS[name])
     if name.endswith(" s"):
-        return Figure(name.removesuffix(" s"), "s", better)
-    if name in COUNTS:
-        return Figure(name, "", better)
-    return Figure(name, "tokens" if name in TOKENS else "x", better)
+        return Figure(name.removesuffix(" s"), "s", "lower")
+    return Figure(name, "" if name in COUNTS else "x", "lower")
 
 
 def _order(item: tuple[Figure, object]) -> int:
