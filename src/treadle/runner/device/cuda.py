@@ -133,9 +133,9 @@ def keep_mlx_kernels(environment: MutableMapping[str, str]) -> None:
     Its own place is the folder for temporary files, which a reboot empties: compiling the kernels of a model takes
     minutes. A folder that is set already stays, and so does MLX's own where this one can't be made.
     """
-    folder = cache_folder(environment) / MLX_FOLDER / (version_of("mlx") or "unknown")
     if MLX_FOLDER_VARIABLE in environment:
         return
+    folder = cache_folder(environment) / MLX_FOLDER / (version_of("mlx") or "unknown")
     with suppress(OSError):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         environment[MLX_FOLDER_VARIABLE] = str(folder)
