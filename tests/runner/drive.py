@@ -11,7 +11,7 @@ from treadle.core.plan import Admit, DecodeRow, PrefillChunk, StepPlan, StepResu
 from treadle.runner.model_runner import ModelRunner
 
 
-@dataclass
+@dataclass(eq=False)
 class Going:
     """One request as the engine would see it."""
 

@@ -4,35 +4,19 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from treadle.core.messages import Submit, TokenLogprob
+from tests.runner.drive import Going
+from treadle.core.messages import Submit
 from treadle.core.plan import Admit, DecodeRow, PrefillChunk, RowTokens, StepPlan, StepResult
 from treadle.runner.model_runner import ModelRunner
 
 
 @dataclass(eq=False)
-class Row:
-    """A request on its way. `known` are its tokens, `cached` the number of those that are computed."""
+class Row(Going):
+    """A request on its way, which may have ended before its last token."""
 
-    request: Submit
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprob] = field(default_factory=list)
-    cached: int = 0
-    joined: bool = False
     over: bool = False
-
-    @property
-    def id(self) -> str:
-        return self.request.id
-
-    @property
-    def known(self) -> tuple[int, ...]:
-        return (*self.request.prompt, *self.tokens)
-
-    @property
-    def left(self) -> int:
-        return len(self.known) - 1 - self.cached
 
 
 class Speculated:
@@ -96,11 +80,11 @@ class Speculated:
                 cached = 0 if row.request.computes_whole_prompt else self.runner.match_prefix(joins)
                 admit.append(Admit(row.request, tuple(row.tokens), cached))
                 row.joined, row.cached = True, cached
-            if row.left:
-                count = min(self.chunk, row.left)
+            if row.prefill_left:
+                count = min(self.chunk, row.prefill_left)
                 prefill.append(PrefillChunk(row.id, row.cached, count))
                 row.cached += count
-            if not row.left:
+            if not row.prefill_left:
                 decode.append(DecodeRow(row.id, len(row.tokens)))
         if drafts and not prefill and not admit:
             decode = [DecodeRow(one.id, one.position, drafts) for one in decode]

@@ -10,12 +10,12 @@ from treadle.core.messages import Submit
 
 @dataclass(eq=False)
 class Row:
-    """A row with a prompt and generated tokens."""
+    """A row as the runner has it."""
 
-    id: str
-    request: Submit
-    tokens: list[int] = field(default_factory=list)
+    id: str = "a"
+    tokens: list[int] = field(default_factory=lambda: [1, 2])
     salt: str = ""
+    request: Submit = field(default_factory=lambda: Submit(id="", prompt=(0,), max_tokens=100))
 
 
 def row(
@@ -27,4 +27,4 @@ def row(
     speculate: bool = True,
 ) -> Row:
     request = Submit(id=id_, prompt=tuple(prompt), max_tokens=1000, prediction=tuple(prediction), speculate=speculate)
-    return Row(id_, request, [*prompt, *generated])
+    return Row(id_, [*prompt, *generated], request=request)

@@ -3,21 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
-from treadle.core.messages import Submit
+from tests.runner.drafting.rows import Row
 from treadle.core.plan import DraftTrial
 from treadle.runner.drafting.drafter import DraftedRow
 from treadle.runner.drafting.either import Either
-
-
-@dataclass(eq=False)
-class Row:
-    id: str = "a"
-    tokens: list[int] = field(default_factory=lambda: [1, 2])
-    salt: str = ""
-    request: Submit = field(default_factory=lambda: Submit(id="", prompt=(0,), max_tokens=100))
 
 
 class Fake:

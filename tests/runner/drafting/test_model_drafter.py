@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import pytest
 
 from tests.runner.backends import configured
 from tests.runner.conftest import Tiny
+from tests.runner.drafting.rows import Row
 from tests.runner.paged.models import loaded, make, paged
 from tests.runner.reference import reference
 from tests.support.tiny import make_tiny
@@ -24,16 +25,6 @@ from treadle.runner.loading.loader import load
 from treadle.runner.loading.model import LoadedModel
 
 SHARED = list(range(40, 110))
-
-
-@dataclass(eq=False)
-class Row:
-    """A row as the runner has it."""
-
-    id: str
-    tokens: list[int]
-    salt: str = ""
-    request: Submit = field(default_factory=lambda: Submit(id="", prompt=(0,), max_tokens=100))
 
 
 def drafter(model: LoadedModel, vocabulary: int | None = None) -> ModelDrafter:

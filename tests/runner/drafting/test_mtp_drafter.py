@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
 import mlx.core as mx
@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from tests.runner.drafting.headed import OPTIONS, Headed, check_drafts, maker
+from tests.runner.drafting.rows import Row as PlainRow
 from tests.runner.drafting.test_draft_in_steps import mixed
 from tests.runner.speculated import Speculated
 from tests.support.mtp_models import ADDED, aligned, make_headed, tensors, text_config, write_tensors
@@ -107,14 +108,8 @@ def test_a_head_that_fails_costs_no_request_its_answer(headed: Get, caplog: pyte
     assert drafter.kv_bytes() == 0
 
 
-@dataclass(eq=False)
-class Row:
+class Row(PlainRow):
     """A row of `tokens`, of which the head gets made-up states."""
-
-    id: str
-    tokens: list[int]
-    salt: str = ""
-    request: Submit = field(default_factory=lambda: Submit(id="", prompt=(0,), max_tokens=100))
 
     def states(self, start: int, end: int, seed: int = 0) -> NewStates:
         every = np.random.default_rng(seed).standard_normal((100, 256)).astype(np.float32)
