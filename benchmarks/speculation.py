@@ -1,13 +1,19 @@
 """Tokens per second of speculative decoding beside plain decoding, by batch size and share of right drafts (P11).
 
-    python benchmarks/speculation.py (MODEL | --family qwen3 --bits 16 [--config JSON]) [--rows 1 4 32]
-        [--acceptance 0 0.3 0.6 0.9 1] [--lookup repeating random] [--tokens 256] [--rounds 3] [--json OUT]
+    python benchmarks/speculation.py (MODEL | --family qwen3 | --mtp) [--bits 16] [--config JSON] [--rows 1 4 32]
+        [--acceptance 0 0.3 0.6 0.9 1] [--lookup repeating random] [--draft JSON] [--sure] [--tokens 256]
+        [--rounds 3] [--limit 600] [--json OUT]
 
 The model of the folder MODEL, or one of `gpu/family_shapes.py` with random weights, runs in this process in the engine
 loop of a server, with its scheduler and its guard. Prompts are random tokens. A drafter that knows the answers proposes
 each of their tokens rightly with the given chance, and wrongly else; its outcomes are learned from verified drafts
-alone. With `--lookup` drafts are looked up: in prompts that repeat a passage, or in random ones. Plain and speculative
-rounds alternate; ratios are medians over rounds, and all tokens must be the same.
+alone. With `--draft` a draft model of the same family, whose shape has the fields of JSON, or with `--mtp` an MTP head
+drafts, with random weights, and its tokens are replaced by those: so drafts cost what they do. With `--lookup` drafts
+are looked up: in prompts that repeat a passage, or in random ones. Plain and speculative rounds alternate; ratios are
+medians over rounds. All tokens must be the same in float32. In bfloat16 a row may differ where two tokens are nearly as
+probable: the largest difference of their log-probabilities, by the plain model, is told. As drafts are those of the
+plain answer, they are wrong from there on: with `--sure` weights are made whose answers don't depend on rounding.
+Nothing new is begun after `--limit` seconds.
 """
 
 from __future__ import annotations
@@ -17,6 +23,7 @@ import json
 import random
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -28,6 +35,19 @@ sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
 PREFILL_TOKENS = 2048
 PASSAGE = 24
+CIRCLE = 48  # tokens
+LOUD = 40.0
+HEADED = {  # MiMo 7B
+    "model_type": "mimo",
+    "hidden_size": 4096,
+    "num_hidden_layers": 36,
+    "intermediate_size": 11008,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "num_nextn_predict_layers": 1,
+    "rope_theta": 640000,
+}
+MOST_EXPLAINED = 8  # rows of a round whose first difference is looked at
 
 
 @dataclass
@@ -46,7 +66,7 @@ class Bench:
         from treadle.runner.device.blas_threads import ThreadGovernor
         from treadle.runner.model_runner import ModelRunner
 
-        self.drafter = Exchangeable(ScriptedDrafter({}))
+        self.drafter = real_drafter(self.model, self.options) or Exchangeable(ScriptedDrafter({}))
         govern = ThreadGovernor(self.blas.set_threads, self.blas.threads).before_step if self.blas.set_threads else None
         self.runner = ModelRunner(self.model, before_step=govern or (lambda: None), drafter=self.drafter)
         self.runner.warm_up()
@@ -55,6 +75,8 @@ class Bench:
         """Random prompts; repeating ones say the same passage again and again."""
         dice = random.Random(f"{rows} {round_}")
         length, most = self.options.prompt, self.model.vocabulary
+        if self.options.sure:
+            return [sure_prompt(dice, length, most, repeating) for _ in range(rows)]
         if not repeating:
             return [tuple(dice.randrange(most) for _ in range(length)) for _ in range(rows)]
         passages = [[dice.randrange(most) for _ in range(PASSAGE)] for _ in range(rows)]
@@ -79,9 +101,10 @@ class Bench:
         reports: list[Any] = []
         loop = EngineLoop(self.runner, scheduler, Mailbox(), reports.append)
         found = Run([[] for _ in prompts])
+        self.drafter.begin_round()
         for i, prompt in enumerate(prompts):
             loop.mailbox.put(Submit(id=str(i), prompt=prompt, max_tokens=self.options.tokens, max_wait_s=1e9))
-        began, counted = 0.0, 0
+        began, counted, timed = 0.0, 0, StepTimes(self.runner)
         while not all(len(row) == self.options.tokens for row in found.rows):
             loop.run_once()
             for output in [o for report in reports if isinstance(report, StepReport) for o in report.outputs]:
@@ -94,10 +117,28 @@ class Bench:
             if not began and all(found.rows):
                 began, counted = time.perf_counter(), sum(map(len, found.rows))
         found.seconds = time.perf_counter() - began
+        found.steps = timed.ended()
         found.tokens = sum(map(len, found.rows)) - counted
         while loop.has_work:
             loop.run_once()
         return found
+
+    def difference(self, prompt: tuple[int, ...], plain: list[int], fast: list[int]) -> float:
+        """Difference of the log-probabilities of the first tokens that differ, by a plain step behind the others."""
+        from treadle.core.messages import Submit
+        from treadle.core.plan import Admit, DecodeRow, PrefillChunk, StepPlan
+
+        at = next(i for i, (a, b) in enumerate(zip(plain, fast, strict=True)) if a != b)
+        tokens = (*prompt, *plain[:at])
+        one = Submit(id="difference", prompt=tokens, max_tokens=1, logprobs=20)
+        plan = StepPlan(
+            0, (Admit(one),), (PrefillChunk("difference", 0, len(tokens) - 1),), (DecodeRow("difference", 0),)
+        )
+        self.runner.start(plan)
+        result = self.runner.finish()
+        self.runner.release("difference")
+        top = dict(result.rows[0].logprobs[0].top)
+        return abs(top[plain[at]] - top[fast[at]]) if plain[at] in top and fast[at] in top else float("inf")
 
 
 @dataclass
@@ -109,6 +150,28 @@ class Run:
     seconds: float = 0.0
     drafted: int = 0
     accepted: int = 0
+    steps: dict[bool, list[float]] = field(default_factory=dict)
+
+
+class StepTimes:
+    """Seconds from the start of each decoding step of a runner to that of the next, by whether it verifies drafts."""
+
+    def __init__(self, runner: Any) -> None:
+        self._runner, self._start = runner, runner.start
+        self._steps: dict[bool, list[float]] = {False: [], True: []}
+        self._before: tuple[float, bool] | None = None
+        runner.start = self._timed
+
+    def _timed(self, plan: Any) -> None:
+        now, before = time.perf_counter(), self._before
+        if before is not None:
+            self._steps[before[1]].append(now - before[0])
+        self._before = None if plan.prefill or not plan.decode else (now, plan.verifies)
+        self._start(plan)
+
+    def ended(self) -> dict[bool, list[float]]:
+        self._runner.start = self._start
+        return self._steps
 
 
 class Exchangeable:
@@ -121,6 +184,118 @@ class Exchangeable:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
 
+    def use(self, script: Any) -> None:
+        self.inner = script
+
+    def begin_round(self) -> None:
+        pass
+
+
+class Guided:
+    """Drafter that lets a real one draft, and replaces its tokens by those of a script."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+        self._script: Any = None
+        self.name = inner.name
+
+    def use(self, script: Any) -> None:
+        self._script = script
+
+    def begin_round(self) -> None:
+        self._inner.reset()
+
+    def propose(self, rows: Sequence[Any], most: Sequence[int]) -> list[Sequence[int]]:
+        own = self._inner.propose(rows, most)
+        if self._script is None:  # the warm-up
+            return list(own)
+        drafted = [len(tokens) for tokens in own]
+        places = [i for i, count in enumerate(drafted) if count]
+        right = self._script.propose([rows[i] for i in places], [drafted[i] for i in places])
+        found: list[Sequence[int]] = [() for _ in rows]
+        for i, tokens in zip(places, right, strict=True):
+            found[i] = tokens
+        return found
+
+    def follow(self, rows: Sequence[Any], seconds: float) -> list[Any]:
+        self._inner.follow(rows, seconds)
+        return []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+class GuidedReader(Guided):
+    """The same for a drafter that observes hidden states."""
+
+    reads_states = True
+
+    def observe(self, found: Sequence[Any]) -> None:
+        self._inner.observe(found)
+
+
+def real_drafter(model: Any, options: argparse.Namespace) -> Any:
+    """Return the drafter that the options ask for, with its tokens replaced; None for none."""
+    if options.draft is not None:
+        from benchmarks.gpu.families_steps import load_made, make
+        from benchmarks.gpu.family_shapes import config_of
+
+        from treadle.runner.drafting.model import ModelDrafter
+
+        module, config = make(config_of(options.family, small=options.small) | options.draft, options.bits)
+        draft = load_made(module, config, options.memory, max(options.rows))
+        return Guided(ModelDrafter(draft, model.vocabulary))
+    if options.mtp:
+        from treadle.runner.drafting.mtp import MtpDrafter
+        from treadle.runner.loading.mtp import load_head
+
+        with tempfile.TemporaryDirectory() as folder:
+            make_head(Path(folder), model.module, options.made)
+            headed = load_head(model, Path(folder), {"memory": options.memory, "max_running": max(options.rows)})
+        return GuidedReader(MtpDrafter(headed))
+    return None
+
+
+def make_sure(module: Any) -> None:
+    """Make each token's successor certain: its embedding is loud, and that of the successor's row of the head. Tokens
+    of the lower half follow each other in circles of CIRCLE, those of the upper half in one."""
+    import mlx.core as mx
+
+    body, count = module.model, module.lm_head.weight.shape[0]
+    token, half = mx.arange(count), count // 2 // CIRCLE * CIRCLE
+    circling = token // CIRCLE * CIRCLE + (token % CIRCLE + 1) % CIRCLE
+    following = mx.where(token < half, circling, half + (token - half + 1) % (count - half))
+    embedding = body.embed_tokens.weight.astype(mx.float32)
+    embedding = embedding / mx.sqrt(mx.mean(mx.square(embedding), axis=1, keepdims=True))
+    body.embed_tokens.weight = (embedding * LOUD).astype(mx.bfloat16)
+    head = mx.zeros_like(module.lm_head.weight)
+    head[following] = (embedding / embedding.shape[1] ** 0.5).astype(mx.bfloat16)
+    module.lm_head.weight = head
+    mx.eval(body.embed_tokens.weight, head)
+
+
+def sure_prompt(dice: random.Random, length: int, vocabulary: int, repeating: bool) -> tuple[int, ...]:
+    """Return a random prompt, whose answer is one long circle, or one that goes around a short circle as its answer."""
+    half = vocabulary // 2 // CIRCLE * CIRCLE
+    if not repeating:
+        return (*(dice.randrange(half) for _ in range(length - 1)), dice.randrange(half, vocabulary))
+    first = dice.randrange(half // CIRCLE) * CIRCLE
+    return tuple(first + i % CIRCLE for i in range(length))
+
+
+def make_head(folder: Path, module: Any, config: dict[str, Any]) -> None:
+    """Write a folder with an MTP head of MiMo's layout: the last layer of the model, and a random joint."""
+    import mlx.core as mx
+    from mlx.utils import tree_flatten
+
+    size, prefix = config["hidden_size"], "model.mtp_layers.0."
+    tensors = {prefix + name: value for name, value in tree_flatten(module.model.layers[-1].parameters())}
+    for norm in ("token_layernorm", "hidden_layernorm", "final_layernorm"):
+        tensors[f"{prefix}{norm}.weight"] = mx.ones(size, mx.bfloat16)
+    tensors[f"{prefix}input_proj.weight"] = (mx.random.normal((size, 2 * size)) * size**-0.5).astype(mx.bfloat16)
+    mx.save_safetensors(str(folder / "model.safetensors"), tensors, metadata={"format": "mlx"})
+    (folder / "config.json").write_text(json.dumps(config, default=str))
+
 
 def cell(bench: Bench, rows: int, kind: str) -> dict[str, Any]:
     """Measure one batch size with drafts of one kind: an acceptance, or "repeating" or "random" for look-ups."""
@@ -131,18 +306,22 @@ def cell(bench: Bench, rows: int, kind: str) -> dict[str, Any]:
     lookup = kind in ("repeating", "random")
     rates: dict[bool, list[float]] = {False: [], True: []}
     drafted = accepted = 0
-    differing = 0
+    differing, apart = 0, 0.0
+    steps: list[dict[bool, list[float]]] = []
     for round_ in range(bench.options.rounds):
         prompts = bench.prompts(rows, round_, kind == "repeating")
         plain = bench.run(prompts, speculate=False)
         if lookup:
-            bench.drafter.inner = LookupDrafter(None)
+            bench.drafter.use(LookupDrafter(None))
         else:
             answers = {str(i): row for i, row in enumerate(plain.rows)}
-            bench.drafter.inner = ScriptedDrafter(answers, float(kind), seed=round_)
+            bench.drafter.use(ScriptedDrafter(answers, float(kind), seed=round_))
         fast = bench.run(prompts, speculate=True)
-        differing += sum(a != b for a, b in zip(plain.rows, fast.rows, strict=True))
+        pairs = [pair for pair in zip(prompts, plain.rows, fast.rows, strict=True) if pair[1] != pair[2]]
+        differing += len(pairs)
+        apart = max([apart, *(bench.difference(*pair) for pair in pairs[:MOST_EXPLAINED])])
         drafted, accepted = drafted + fast.drafted, accepted + fast.accepted
+        steps.append(fast.steps)
         for speculate, run in ((False, plain), (True, fast)):
             rates[speculate].append(run.tokens / run.seconds)
     ratios = [fast / plain for plain, fast in zip(rates[False], rates[True], strict=True)]
@@ -157,21 +336,43 @@ def cell(bench: Bench, rows: int, kind: str) -> dict[str, Any]:
         "drafted": drafted,
         "accepted": accepted,
         "differing": differing,
+        "apart": apart,
+        "steps": {
+            name: _summed([each[kind] for each in steps]) for name, kind in (("plain", False), ("verifying", True))
+        },
     }
 
 
+def _summed(rounds: Sequence[Sequence[float]]) -> tuple[int, float]:
+    """Return the number of steps, and the mean of their milliseconds."""
+    times = [seconds for one in rounds for seconds in one]
+    return len(times), round(statistics.fmean(times) * 1e3, 3) if times else 0.0
+
+
+def _steps(one: dict[str, Any]) -> str:
+    return ", ".join(f"{count} {name} of {ms:.2f}" for name, (count, ms) in one["steps"].items() if count)
+
+
+def _differing(one: dict[str, Any]) -> str:
+    return f"{one['differing']} by {one['apart']:.3f}" if one["differing"] else "0"
+
+
 def load_model(options: argparse.Namespace) -> Any:
-    if options.family is None:
+    if options.model is not None:
         from treadle.runner.loading.loader import load
 
         return load(Path(options.model), memory=options.memory, max_running=max(options.rows))
     from benchmarks.gpu.families_steps import load_made, make
-    from benchmarks.gpu.family_shapes import config_of
+    from benchmarks.gpu.family_shapes import COMMON, config_of
 
-    config = config_of(options.family, small=options.small)
+    config = {**COMMON, **HEADED} if options.mtp else config_of(options.family, small=options.small)
     config |= options.config
-    module, config = make(config, options.bits)
-    return load_made(module, config, options.memory, max(options.rows))
+    if options.sure:
+        config["tie_word_embeddings"] = False
+    module, options.made = make(config, options.bits)
+    if options.sure:
+        make_sure(module)
+    return load_made(module, options.made, options.memory, max(options.rows))
 
 
 def main() -> None:
@@ -184,6 +385,10 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="*", default=[1, 4, 32])
     parser.add_argument("--acceptance", nargs="*", default=["0", "0.3", "0.6", "0.9", "1"])
     parser.add_argument("--lookup", nargs="*", choices=["repeating", "random"], default=[])
+    parser.add_argument("--draft", type=json.loads, help="JSON of the shape's fields of a draft model")
+    parser.add_argument("--mtp", action="store_true", help="a shape with an MTP head, MiMo 7B")
+    parser.add_argument("--sure", action="store_true", help="weights that leave no doubt about the next token")
+    parser.add_argument("--limit", type=float, default=1e9, metavar="SECONDS")
     parser.add_argument("--prompt", type=int, default=256)
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=3)
@@ -192,8 +397,13 @@ def main() -> None:
     )
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    if (options.model is None) == (options.family is None):
-        parser.error("name a model folder, or a shape with --family")
+    if sum([options.model is not None, options.family is not None, options.mtp]) != 1:
+        parser.error("name a model folder, a shape with --family, or --mtp")
+    if options.sure and (options.model is not None or options.bits != "16"):
+        parser.error("--sure is for shapes in 16 bits")
+    if (options.draft and options.family is None) or ((options.draft or options.mtp) and options.lookup):
+        parser.error("--draft needs a shape; it and --mtp go without --lookup")
+    began = time.monotonic()
     from treadle.runner.device import blas
     from treadle.runner.device.require_mlx import require_mlx
 
@@ -202,17 +412,19 @@ def main() -> None:
     bench = Bench(load_model(options), options, report)
     can = bench.runner.capabilities()
     print(f"{can.model}: {can.compute.summary()}; drafts of at most {can.steps.speculation.draft_tokens}")
-    print("| rows | drafts | plain, tok/s | speculative | ratio | accepted of drafted | rows that differ |")
-    print("|---|---|---|---|---|---|---|")
+    print("| rows | drafts | plain, tok/s | speculative | ratio | accepted of drafted | steps, ms | rows that differ |")
+    print("|---|---|---|---|---|---|---|---|", flush=True)
     cells = []
     for rows in options.rows:
         for kind in [*options.acceptance, *options.lookup]:
+            if time.monotonic() - began > options.limit:
+                sys.exit("no time is left")
             one = cell(bench, rows, kind)
             cells.append(one)
             print(
                 f"| {rows} | {kind} | {one['plain']:,.0f} | {one['speculative']:,.0f} |"
                 f" {one['ratio']:.2f} ({one['least']:.2f}..{one['most']:.2f}) |"
-                f" {one['accepted']:,} of {one['drafted']:,} | {one['differing']} |",
+                f" {one['accepted']:,} of {one['drafted']:,} | {_steps(one)} | {_differing(one)} |",
                 flush=True,
             )
             if options.json:

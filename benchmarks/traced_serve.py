@@ -96,9 +96,9 @@ def _watch(expected: deque[float | None]) -> None:
     """Keep the expected seconds of each step that the prefill budget charges, where it knows them."""
     charge = PrefillBudget.charge
 
-    def charged(budget: PrefillBudget, tokens: int, *, decoding: int, on_credit: float = 1.0) -> Charge:
+    def charged(budget: PrefillBudget, tokens: int, *, decoding: int, **parts: Any) -> Charge:
         expected.append(_expected_s(budget, tokens, decoding > 0))
-        return charge(budget, tokens, decoding=decoding, on_credit=on_credit)
+        return charge(budget, tokens, decoding=decoding, **parts)
 
     PrefillBudget.charge = charged  # type: ignore[assignment, method-assign]
 

@@ -1,14 +1,14 @@
 """Whole models of 20 to 30 billion parameters, served on a GPU: throughput, long prompts beside decoding, and prefixes.
 
     python benchmarks/gpu/whole_models.py OUT [--case qwen3_moe:4 gpt_oss:mxfp4 granitemoehybrid:4] [--folder FOLDER]
-        [--memory 12GiB] [--peer | --only-peer] [--seconds 480] [--small]
+        [--memory 12GiB] [--peer | --only-peer] [--trace] [--seconds 480] [--small]
 
 Each case is a family of `family_shapes.WHOLE` and the bits of its weights, random and made on the device. The models
 are made in FOLDER at the same time, and their servers started at the same time, as both mostly wait for the host. Then
 `treadle bench run` measures one server after the other: 1, 8 and 32 clients, a long prompt beside decoders (P3), short
 requests beside it (P4), and agents with a common system prompt (P9). With `--peer` mlx_lm.server follows, with 1, 8
-and 32 clients. JSON files are left in OUT. Nothing new is begun after `--seconds`. `--small` shows that it works on a
-CPU.
+and 32 clients. With `--trace` our servers' steps are traced and summed up. JSON files are left in OUT. Nothing new is
+begun after `--seconds`. `--small` shows that it works on a CPU.
 """
 
 from __future__ import annotations
@@ -93,8 +93,9 @@ def make_all(cases: list[Case], small: bool) -> None:
 
 def start(case: Case, command: list[str], out: Path) -> None:
     """Start the case's server on its port, with its output in OUT."""
-    with (out / f"{case.name}.{command[0]}.log").open("wb") as log:
-        words = [sys.executable, "-m", *command, "--port", str(case.port)]
+    with (out / f"{case.name}.{Path(command[0]).stem}.log").open("wb") as log:
+        module = [] if command[0].endswith(".py") else ["-m"]
+        words = [sys.executable, *module, *command, "--port", str(case.port)]
         case.server = subprocess.Popen(words, env=environment(), stdout=log, stderr=subprocess.STDOUT)
 
 
@@ -145,7 +146,10 @@ def bench(case: Case, target: str, model: str, loads: list[str], out: Path) -> N
 def serve_ours(cases: list[Case], options: argparse.Namespace) -> None:
     kernels = [] if options.small else ["--kernels", "require"]
     for case in cases:
-        serve = ["treadle", "serve", str(case.folder), "--memory", options.memory, "--max-running", "64", *kernels]
+        program = ["treadle", "serve"]
+        if options.trace:
+            program = [str(ROOT / "benchmarks" / "traced_serve.py"), str(trace_of(case, options.out))]
+        serve = [*program, str(case.folder), "--memory", options.memory, "--max-running", "64", *kernels]
         start(case, serve, options.out)
     words = "20" if options.small else "5000"
     loads = [*CLIENTS, *(load.format(words=words) for load in LONG), AGENTS]
@@ -158,6 +162,13 @@ def serve_ours(cases: list[Case], options: argparse.Namespace) -> None:
         (options.out / f"{case.name}.status.json").write_text(json.dumps(status(case)))
     for case in cases:
         stop(case)
+        if options.trace and (trace := trace_of(case, options.out)).exists():
+            say(f"{case.name}: steps")
+            subprocess.run([sys.executable, str(ROOT / "benchmarks" / "step_trace.py"), str(trace)], check=False)
+
+
+def trace_of(case: Case, out: Path) -> Path:
+    return out / f"{case.name}.steps.jsonl"
 
 
 def serve_theirs(cases: list[Case], options: argparse.Namespace) -> None:
@@ -191,6 +202,7 @@ def main() -> None:
     parser.add_argument("--memory", default="12GiB", help="each server's, for keys, values and states")
     parser.add_argument("--peer", action="store_true", help="mlx_lm.server afterwards")
     parser.add_argument("--only-peer", action="store_true", help="mlx_lm.server alone")
+    parser.add_argument("--trace", action="store_true", help="trace our servers' steps")
     parser.add_argument("--seconds", type=float, default=480.0)
     parser.add_argument("--small", action="store_true", help="see that it works, on a CPU")
     parser.add_argument("--make", type=Path, help=argparse.SUPPRESS)
