@@ -24,6 +24,7 @@ from treadle.core.messages import Sampling, Submit
 from treadle.core.plan import Admit, DecodeRow, DraftTrial, StepPlan
 from treadle.runner.base import RunnerBroken
 from treadle.runner.drafting.drafter import DraftedRow
+from treadle.runner.kv.slot_allocator import SlotAllocator
 from treadle.runner.loading.loader import load
 from treadle.runner.loading.model import LoadedModel
 from treadle.runner.model_runner import ModelRunner
@@ -97,6 +98,29 @@ def test_every_way_of_drawing_gives_what_it_gives_without_drafts(
     found.run()
     same(found, wanted)
     assert found.accepted > 50
+
+
+@pytest.mark.parametrize("spare", [True, False])
+def test_recurrent_states_cost_no_step_after_a_rejection(
+    tiny: Tiny, spare: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Accepted drafts are computed again beside the next ones: where one was rejected, and where there was no slot for
+    the states behind the last one."""
+    model, request = tiny("qwen3_next"), Submit(id="a", prompt=(5, 6), max_tokens=40)
+    wanted = Speculated(ModelRunner(model), [request], drafts=0).run()["a"]
+    if not spare:
+        monkeypatch.setattr(SlotAllocator, "available", property(lambda self: 0))
+    wrong = [token ^ (place % 6 == 5) for place, token in enumerate(wanted)]
+    runner = ModelRunner(model, drafter=ScriptedDrafter({"a": wrong}))
+    run = Speculated(runner, [request], drafts=3)
+    run.step()
+    while len(run.rows["a"].tokens) < 30:
+        (gained,) = run.step().rows
+        assert gained.drafted == 3
+        accepted = len(gained.tokens) - 1
+        assert runner._rows["a"].again == (0 if spare and accepted == 3 else accepted)
+    assert run.run()["a"] == wanted
+    assert 0 < run.accepted < run.drafted
 
 
 def test_rows_verify_what_their_constraint_takes(tiny: Tiny) -> None:

@@ -109,18 +109,18 @@ class Speculation:
         row = rows[decode.id]
         if not _may_draft(row):
             return 0
-        return min(decode.drafts, self.draft_tokens, row.request.max_tokens - decode.position - 1)
+        return min(decode.drafts, self.draft_tokens - row.again, row.request.max_tokens - decode.position - 1)
 
     def extended(self, segment: RowSegment, row: RunningRow, drafts: RowDrafts | None) -> RowSegment:
-        """Return the segment with a row's drafts behind it, or with the tokens before it that are computed again."""
-        if drafts is not None:
-            assert len(segment.tokens) == 1, "no prompt is computed where drafts are verified"
-            more = len(drafts.tokens)
-            return replace(segment, tokens=(*segment.tokens, *drafts.tokens), wants=1 + more, beside=more)
+        """Return the segment with the tokens before it that are computed again, and a row's drafts behind it."""
         again, row.again = row.again, 0
         start = segment.start - again
         known = row.tokens[start : segment.start]
-        return replace(segment, tokens=(*known, *segment.tokens), start=start, beside=again)
+        if drafts is None:
+            return replace(segment, tokens=(*known, *segment.tokens), start=start, beside=again)
+        assert len(segment.tokens) == 1, "no prompt is computed where drafts are verified"
+        tokens, more = (*known, *segment.tokens, *drafts.tokens), len(drafts.tokens)
+        return replace(segment, tokens=tokens, start=start, wants=1 + more, beside=again + more, drafts=more)
 
     def observes(self, plan: StepPlan) -> bool:
         """Whether the drafter reads hidden states of a step: one that verifies or could have drafts, or that computes
@@ -154,7 +154,7 @@ class Speculation:
         """Return how many draft tokens a row could verify next."""
         if self.drafter is None or not _may_draft(row):
             return 0
-        return self.drafter.ready(row)
+        return min(self.drafter.ready(row), self.draft_tokens - row.again)
 
     def keep(self, step: Step, kept: Sequence[Kept]) -> None:
         """Cut the rows' caches to the tokens that they keep, and let others reuse what was computed."""
@@ -169,21 +169,17 @@ class Speculation:
 
     def _cut(self, segment: RowSegment, kept: Kept) -> RowSegment:
         """Cut a row's cache; return what is to be committed of its segment."""
-        row, count = kept.row, len(kept.tokens)
-        if count == 1 + len(kept.drafts.tokens):
-            return segment
-        row.cached = segment.start + count
-        self._backend.retract(row, row.cached)
-        if not self._backend.replays:
-            return replace(segment, tokens=segment.tokens[:count])
-        row.again = count
-        return replace(segment, tokens=())
+        row = kept.row
+        row.cached = segment.end - segment.drafts + len(kept.tokens) - 1
+        left = self._backend.retract(row, row.cached)
+        row.again = row.cached - left
+        return replace(segment, tokens=segment.tokens[: left - segment.start])
 
 
 def _may_draft(row: RunningRow) -> bool:
     """Whether drafts of a row may be verified in its next step."""
     constraint = row.sampling.constraint
-    return row.request.speculate and not row.again and not (constraint is not None and constraint.searching)
+    return row.request.speculate and not (constraint is not None and constraint.searching)
 
 
 class Verified:

@@ -127,8 +127,8 @@ class World:
         self.see(id_, target)
 
     def verify(self, id_: str) -> None:
-        """Compute a row's last token and drafts behind it, some of which are rejected. With states, what is kept is
-        computed again from where the row was."""
+        """Compute a row's last token and drafts behind it, some of which are rejected. With states, the row goes on
+        from the one behind its last token, or from that behind all drafts, if there is one."""
         row, mine = self.rows[id_], self.pages.tables[id_]
         start, drafts = row.computed, self.dice.randint(1, SLACK)
         if start + 1 < len(row.tokens):
@@ -141,23 +141,21 @@ class World:
         except MemoryError:
             self.refused += 1
             return
-        gained = self.dice.randint(1, drafts)
+        gained = self.dice.randint(1, 1 + drafts)
         row.tokens += [self.dice.randrange(3) for _ in range(start + gained - len(row.tokens))]
         for place in range(start, start + 1 + drafts):
             token = row.tokens[place] if place < start + gained else REJECTED
             self.memory[0][mine.pages[place // SIZE]][place % SIZE] = token
             self.write_windows(id_, place, token)
         if self.pages.slots is not None:
-            self.pages.slots.leave_behind(mine.slots, start, row.settled, mine.marks)
-            _, written = self.pages.slots.advance(mine.slots, start, start + 1 + drafts)
-            self.states[written] = (REJECTED,)
-        free = self.pages.free
-        self.pages.shrink(mine, start + gained)
-        assert mine.count == -(-(start + gained) // SIZE)
+            self.write_drafts(id_, start + gained, start + 1 + drafts)
+        free, end = self.pages.free, start + gained
+        left = self.pages.shrink(mine, end, row.settled)
+        assert left == (end if self.pages.slots is None or end in mine.slots.states else start + 1)
+        assert mine.count == -(-end // SIZE)
         assert self.pages.free >= free
-        if self.pages.slots is None:
-            row.computed = start + gained
-            self.settle(id_, row.computed)
+        row.computed = left
+        self.settle(id_, left)
         self.rejected += 1
 
     def write_windows(self, id_: str, place: int, token: int | None = None) -> None:
@@ -185,6 +183,18 @@ class World:
                 assert written not in slots._handle_of
                 assert not any(written in other for other in others)
                 self.states[written] = tuple(row.tokens[:end])
+
+    def write_drafts(self, id_: str, kept: int, end: int) -> None:
+        """Compute the state behind a row's last token, and that behind its drafts, of which `kept` tokens are right."""
+        slots, row, mine = self.pages.slots, self.rows[id_], self.pages.tables[id_]
+        assert slots is not None
+        slots.leave_behind(mine.slots, row.computed, row.settled, mine.marks)
+        known = row.computed + 1
+        _, written = slots.advance(mine.slots, row.computed, known)
+        self.states[written] = tuple(row.tokens[:known])
+        if slots.available > 0 and self.dice.random() < 0.7:
+            _, written = slots.advance(mine.slots, known, end)
+            self.states[written] = tuple(row.tokens[:end]) if kept == end else (REJECTED,)
 
     def settle(self, id_: str, count: int = 0) -> None:
         """Steps are finished: `count` tokens, or some of those that were computed, are known."""

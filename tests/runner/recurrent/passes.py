@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -11,14 +12,19 @@ import numpy as np
 from tests.runner.recurrent.references import Wide, wide
 from treadle.runner.recurrent.step import FRESH, PADDING, RecurrentPass, SlotSegment, tables
 
-SLOTS = 11
+SLOTS = 16
 
 
-def segments(*counts: int, fresh: Sequence[int] = (), padding: int = 0) -> list[SlotSegment]:
-    """Segments of `counts` tokens, with slots of their own; those at `fresh` begin their sequences."""
-    made, first = [], 0
+def segments(
+    *counts: int, fresh: Sequence[int] = (), padding: int = 0, splits: Mapping[int, int] | None = None
+) -> list[SlotSegment]:
+    """Segments of `counts` tokens, with slots of their own; those at `fresh` begin their sequences. The states after
+    `splits` tokens of some are kept, too."""
+    made, first, asides = [], 0, itertools.count(len(counts))
     for i, count in enumerate(counts):
-        made.append(SlotSegment(first, count, FRESH if i in fresh else i, SLOTS - 1 - i))
+        split = (splits or {}).get(i, 0)
+        own = (FRESH if i in fresh else i), SLOTS - 1 - i
+        made.append(SlotSegment(first, count, *own, split, next(asides) if split else FRESH))
         first += count
     if padding:
         made.append(SlotSegment(first, padding, PADDING, FRESH))
@@ -55,5 +61,7 @@ def compare(
             continue
         state = expected[one.source] if one.source >= 0 else np.zeros_like(expected[0])
         y, expected[one.target] = reference(place, state)
+        if one.split:
+            _, expected[one.aside] = reference(slice(one.first, one.first + one.split), state)
         np.testing.assert_allclose(found, y, atol=tolerance * max(1, np.abs(y).max()), rtol=tolerance)
     np.testing.assert_allclose(wide(after), expected, atol=tolerance * max(1, np.abs(expected).max()), rtol=tolerance)

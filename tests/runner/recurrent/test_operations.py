@@ -15,7 +15,7 @@ from treadle.runner.recurrent.operations import RecurrentOperations
 from treadle.runner.recurrent.slot_arrays import SlotArrays
 from treadle.runner.recurrent.step import Norm, RecurrentPass, SlotSegment, tables
 
-OWN = segments(1, 19, 1, 1, 40, 8, 1, fresh=(1, 2))
+OWN = segments(1, 19, 1, 1, 40, 8, 1, fresh=(1, 2), splits={1: 5, 5: 1})
 TOKENS = 71
 
 

@@ -31,8 +31,8 @@ class RowSegment(msgspec.Struct, frozen=True):
     here is ignored. `wants` is the number of last tokens whose logits are needed: 0, 1 or all. With `picks` the next
     token is sampled from the last one's logits. `hidden` is the number of last tokens whose hidden states are
     needed, where a pass is asked for any. `beside` is the number of tokens that a decode row computes beside the one
-    that it feeds: drafts behind it, or tokens that are computed again before it. `states` (n, D) are hidden states that
-    an MTP head joins with the tokens. A segment with `padding` fills a batch up to its bucket.
+    that it feeds: `drafts` behind it, and tokens that are computed again before it. `states` (n, D) are hidden states
+    that an MTP head joins with the tokens. A segment with `padding` fills a batch up to its bucket.
     """
 
     sequence: KvSequence
@@ -44,6 +44,7 @@ class RowSegment(msgspec.Struct, frozen=True):
     padding: bool = False
     hidden: int = 0
     beside: int = 0
+    drafts: int = 0
     states: Any = None
 
     @property

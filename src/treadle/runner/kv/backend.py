@@ -63,7 +63,7 @@ class KvBackend(Protocol):
     length), or multiples of `prefill_quantum` tokens (0: any).
 
     A sequence may verify up to `draft_tokens` draft tokens in a pass (0: none, for the reason `no_drafts`). Where the
-    backend `replays`, states of rejected ones can't be cut: the sequence's next segment begins where that pass began.
+    backend `replays`, states can't be cut everywhere: `retract` may leave less of a sequence than it is asked to.
     """
 
     @property
@@ -146,10 +146,11 @@ class KvBackend(Protocol):
         """Mark all tokens up to each segment's end as computed and known: other sequences may reuse them."""
         ...
 
-    def retract(self, sequence: KvSequence, length: int) -> None:
+    def retract(self, sequence: KvSequence, length: int) -> int:
         """Forget what the last pass computed behind the first `length` tokens, of rejected drafts, and free its blocks.
-        Called after the pass, before its `commit`, and with no other in flight; where the backend `replays`, tokens of
-        that pass are not committed before they are computed again."""
+        Return how many tokens are left: where the backend `replays`, its drafts are computed again by the sequence's
+        next segment, and not committed before. Called after the pass, before its `commit`, and with no other in
+        flight."""
         ...
 
     def release(self, sequence: KvSequence) -> None:

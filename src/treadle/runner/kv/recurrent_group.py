@@ -83,22 +83,31 @@ class RecurrentGroup:
     def begin(self, batch: RaggedBatch, rows: Sequence[SlotTable | None]) -> list[npt.NDArray[np.int32]]:
         """Begin a pass over `batch`, whose sequences have `rows` (None for padding). Return the arrays to copy to the
         device for `put`. Raises MemoryError where no slot is left."""
-        self._segments = [
-            self._placed(segment, first, row)
-            for segment, first, row in zip(batch.segments, batch.firsts.tolist(), rows, strict=True)
-        ]
+        spare = self.slots.available - len(batch.segments)
+        self._segments = []
+        for segment, first, row in zip(batch.segments, batch.firsts.tolist(), rows, strict=True):
+            self._segments.append(self._placed(segment, first, row, spare=spare > 0))
+            spare -= segment.drafts > 0
         table, of_tokens = tables(self._segments)
         lines = mixed_bucket(len(table))
-        return [np.concatenate([table, np.zeros((lines - len(table), 4), np.int32)]), of_tokens]
+        return [np.pad(table, ((0, lines - len(table)), (0, 0))), of_tokens]
 
     def put(self, table: Any, rows: Any) -> None:
         """Take the arrays of `begin`, on the device."""
         self.step.begin(self._segments, table, rows)
 
-    def _placed(self, segment: RowSegment, first: int, row: SlotTable | None) -> SlotSegment:
+    def _placed(self, segment: RowSegment, first: int, row: SlotTable | None, *, spare: bool) -> SlotSegment:
+        """Return the segment with its slots. The state before drafts is kept, and that behind them if a slot is to
+        `spare`: it serves only where all are accepted."""
+        count, start, end = len(segment.tokens), segment.start, segment.end
         if row is None:
-            return SlotSegment(first, len(segment.tokens), PADDING, FRESH)
-        return SlotSegment(first, len(segment.tokens), *self.slots.advance(row, segment.start, segment.end))
+            return SlotSegment(first, count, PADDING, FRESH)
+        if not segment.drafts:
+            return SlotSegment(first, count, *self.slots.advance(row, start, end))
+        known = end - segment.drafts
+        source, aside = self.slots.advance(row, start, known)
+        target = self.slots.advance(row, known, end)[1] if spare else FRESH
+        return SlotSegment(first, count, source, target, known - start, aside)
 
     def close(self) -> None:
         """Free the states."""

@@ -74,10 +74,12 @@ class SlotAllocator(BlockResources):
         mine.states[end] = self._take()
         return (mine.states[start] if start else FRESH), mine.states[end]
 
-    def retract(self, mine: SlotTable, tokens: int) -> None:
-        """Let go of states after more than `tokens` tokens."""
-        for seen in [seen for seen in mine.states if seen > tokens]:
-            self._let_go(mine.states.pop(seen))
+    def retract(self, mine: SlotTable, tokens: int, committed: int, marks: Collection[int]) -> int:
+        """Let go of all states but the last one after at most `tokens` tokens, and those at one of `marks` that are not
+        committed yet. Return how many tokens it has seen."""
+        seen = max((seen for seen in mine.states if seen <= tokens), default=0)
+        self.leave_behind(mine, seen, committed, marks)
+        return seen
 
     def attach(self, mine: SlotTable, tokens: int, handle: int) -> None:
         """Attach the state after `tokens` tokens, if the sequence has it, to the block that ends there."""

@@ -122,7 +122,7 @@ class _Decoding:
                 result = self._runner.execute(StepPlan(step=0, decode=self._decode(0, drafts)))
             seconds = self._clock() - began
             self._take(result)
-            if all(row.drafted == drafts for row in result.rows):  # not so after states that are computed again
+            if all(row.drafted == drafts for row in result.rows):  # fewer are beside tokens that are computed again
                 times.append(seconds)
             if len(times) > _STEPS or (times and seconds > SLOW_S):
                 break

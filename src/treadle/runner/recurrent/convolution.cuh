@@ -10,13 +10,13 @@ __device__ inline float as(float v) {
   return real(kept);
 }
 
-// A channel's sum at a token of `segment`, whose inputs are `inputs(token)`; its last inputs go to the segment's slot. `states`
+// A channel's sum at a token of `segment`, whose inputs are `inputs(token)`; its last inputs go to the segment's slots. `states`
 // are those of the channel in slot 0: WIDTH - 1 numbers that are `channels` apart, and `each` to the next slot.
 template <int WIDTH, typename T, typename W, typename I>
-__device__ inline float convolved(const I& inputs, const W* weights, const int4& segment, int token, T* states, size_t each,
+__device__ inline float convolved(const I& inputs, const W* weights, const Segment& segment, int token, T* states, size_t each,
                                   int channels) {
   constexpr int KEPT = WIDTH - 1;
-  const int first = segment.x, count = segment.y, source = segment.z, target = segment.w, at = token - first;
+  const int first = segment.first, source = segment.source, at = token - first;
   const auto input = [&](int i) -> T {
     if (i >= 0) return inputs(first + i);
     T none;
@@ -26,11 +26,15 @@ __device__ inline float convolved(const I& inputs, const W* weights, const int4&
   float sum = 0.0f;
 #pragma unroll
   for (int i = 0; i < WIDTH; ++i) sum += real(weights[i]) * real(input(at + i - KEPT));
-  if (target < 0) return sum;
-  T* to = states + target * each;
-  if (at >= count - KEPT) to[size_t(at - (count - KEPT)) * channels] = input(at);
-  if (at == 0)
-    for (int i = 0; i < KEPT - count; ++i) to[size_t(i) * channels] = input(count - KEPT + i);
+  const auto keep = [&](int count, int slot) {  // the last of the first `count` inputs
+    if (slot < 0) return;
+    T* to = states + slot * each;
+    if (at < count && at >= count - KEPT) to[size_t(at - (count - KEPT)) * channels] = input(at);
+    if (at == 0)
+      for (int i = 0; i < KEPT - count; ++i) to[size_t(i) * channels] = input(count - KEPT + i);
+  };
+  keep(segment.count, segment.target);
+  keep(segment.split, segment.aside);
   return sum;
 }
 
@@ -40,8 +44,8 @@ __device__ inline void convolve(const T* inputs, const W* weights, const W* bias
   const size_t place = size_t(blockIdx.x) * blockDim.x + threadIdx.x;
   const int token = place / channels, c = place % channels;
   if (token >= tokens) return;
-  const int4 segment = reinterpret_cast<const int4*>(segments)[rows[token]];
-  if (segment.z < -1) {  // padding
+  const Segment segment = reinterpret_cast<const Segment*>(segments)[rows[token]];
+  if (segment.source < -1) {  // padding
     put(out + place, 0.0f);
     return;
   }
@@ -60,8 +64,8 @@ __device__ inline void mix(const T* x, const int* columns, const W* weights, con
   const size_t place = size_t(blockIdx.x) * blockDim.x + threadIdx.x;
   const int token = place / ALL, c = place % ALL;
   if (token >= tokens) return;
-  const int4 segment = reinterpret_cast<const int4*>(segments)[rows[token]];
-  if (segment.z < -1) {  // padding
+  const Segment segment = reinterpret_cast<const Segment*>(segments)[rows[token]];
+  if (segment.source < -1) {  // padding
     put(out + place, 0.0f);
     return;
   }

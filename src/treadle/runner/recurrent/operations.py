@@ -11,7 +11,7 @@ import mlx.nn as nn
 from . import chunked
 from .mixing import Mixing
 from .slot_arrays import SlotArrays
-from .step import Norm, RecurrentPass, Run
+from .step import Norm, Part, RecurrentPass
 
 _Result = tuple[Any, Any]
 
@@ -134,16 +134,18 @@ def _each(
     made = []
     for run in step.runs:
         states = pool.read([segment.source for segment in run.segments])
-        parts = [_part(array, run, step.count) for array in arrays]
-        y, states = (one if run.singles else several)(*parts, states)
-        pool.write([segment.target for segment in run.segments], states.astype(pool.dtype))
-        made.append(y if run.singles else y.swapaxes(0, 1))
+        for part in run.parts:
+            single = run.singles or part.length == 1
+            own = [_part(array, part, step.count, single=single) for array in arrays]
+            y, states = (one if single else several)(*own, states)
+            pool.write(part.targets, states.astype(pool.dtype))
+            made.append(y if single else y.swapaxes(0, 1))
     return made[0] if len(made) == 1 else mx.concatenate(made)
 
 
-def _part(array: Any, run: Run, count: int) -> Any:
-    part = array if run.count == count else array[run.first : run.first + run.count]
-    return part if run.singles else part.swapaxes(0, 1)
+def _part(array: Any, part: Part, count: int, *, single: bool) -> Any:
+    own = array if part.length == count else array[part.first : part.first + part.length]
+    return own if single else own.swapaxes(0, 1)
 
 
 def _one(form: Callable[..., _Result]) -> Callable[..., _Result]:

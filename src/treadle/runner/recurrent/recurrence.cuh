@@ -12,6 +12,11 @@
 
 namespace treadle::recurrent {
 
+// `SlotSegment`: the state after `count` tokens goes to slot `target`, that after `split` to `aside`; to none below 0.
+struct Segment {
+  int first, count, source, target, split, aside;
+};
+
 enum Kind { DELTA, VECTOR, SELECTIVE, CHANNEL, CONSTANT };
 
 __device__ inline float real(float v) { return v; }
@@ -84,8 +89,8 @@ __device__ inline void scan(const View<Q>& queries, const View<Q>& keys, const V
   __shared__ float key_factor[2][BLOCK];
 
   const int tile = blockIdx.x % TILES, head = blockIdx.y, thread = threadIdx.x;
-  const int4 segment = reinterpret_cast<const int4*>(segments)[blockIdx.x / TILES];
-  const int first = segment.x, count = segment.y, source = segment.z, target = segment.w;
+  const Segment segment = reinterpret_cast<const Segment*>(segments)[blockIdx.x / TILES];
+  const int first = segment.first, count = segment.count, source = segment.source;
   if (count <= 0) return;
   const int part = thread % LANES, local = thread / LANES, row = tile * OWN + local;
   if (source < -1) {  // padding
@@ -191,6 +196,17 @@ __device__ inline void scan(const View<Q>& queries, const View<Q>& keys, const V
     }
   };
 
+  const auto keep = [&](int slot) {
+    if (!inside || slot < 0) return;
+#pragma unroll
+    for (int c = 0; c < PARTS; ++c) {
+      Several<S, 4> four;
+#pragma unroll
+      for (int e = 0; e < 4; ++e) put(&four.of[e], state[c * 4 + e]);
+      *reinterpret_cast<Several<S, 4>*>(states + slot * each + line + (c * LANES + part) * 4) = four;
+    }
+  };
+
   load(0);
   for (int begin = 0, buffer = 0; begin < count; begin += BLOCK, buffer ^= 1) {
     const int some = min(BLOCK, count - begin);
@@ -246,16 +262,10 @@ __device__ inline void scan(const View<Q>& queries, const View<Q>& keys, const V
 #pragma unroll
       for (int i = 1; i < LANES; i *= 2) y += __shfl_xor_sync(~0u, y, i);
       if (part == 0 && inside) put(out + (size_t(first + begin + t) * HEADS + head) * ROWS + row, y * of_query + skip * v);
+      if (begin + t + 1 == segment.split) keep(segment.aside);
     }
   }
-  if (!inside || target < 0) return;
-#pragma unroll
-  for (int c = 0; c < PARTS; ++c) {
-    Several<S, 4> four;
-#pragma unroll
-    for (int e = 0; e < 4; ++e) put(&four.of[e], state[c * 4 + e]);
-    *reinterpret_cast<Several<S, 4>*>(states + target * each + line + (c * LANES + part) * 4) = four;
-  }
+  keep(segment.target);
 }
 
 }  // namespace treadle::recurrent

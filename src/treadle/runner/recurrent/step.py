@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 import numpy as np
@@ -22,12 +22,15 @@ Numbers = npt.NDArray[np.int32]
 @dataclass(frozen=True, slots=True)
 class SlotSegment:
     """The `count` tokens of one sequence in a batch, from index `first` on. The state before them is in slot `source`,
-    and goes to slot `target` with them. No segment of a pass reads a slot that another one, or itself, writes."""
+    and goes to slot `target` with them; after the first `split` of them it also goes to slot `aside`. No segment of a
+    pass reads a slot that another one, or itself, writes."""
 
     first: int
     count: int
     source: int = FRESH
     target: int = FRESH
+    split: int = 0
+    aside: int = FRESH
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,14 @@ class Norm:
         return self.inverse_scale**2, self.inverse_scale, self.epsilon * self.inverse_scale**2
 
 
+class Part(NamedTuple):
+    """`length` tokens of a run from index `first` on, and the slots of the states behind them."""
+
+    first: int
+    length: int
+    targets: list[int]
+
+
 @dataclass(frozen=True, slots=True)
 class Run:
     """Consecutive segments that are computed together: one of several tokens, or all of one token each."""
@@ -56,13 +67,22 @@ class Run:
     def singles(self) -> bool:
         return self.count == len(self.segments)
 
+    @property
+    def parts(self) -> list[Part]:
+        """The run, split where a state goes to a slot."""
+        last = self.segments[-1]
+        if last.aside == FRESH:
+            return [Part(self.first, self.count, [one.target for one in self.segments])]
+        first = Part(self.first, last.split, [last.aside])
+        return [first, Part(self.first + last.split, self.count - last.split, [last.target])]
+
 
 @dataclass
 class RecurrentPass:
     """A step's data that all recurrent layers share.
 
-    The batch's tokens belong to `segments`, which cover them in order. On the device `table` (segments, 4) int32 has
-    first, count, source and target of each, and `rows` (T,) int32 has each token's segment; both may have more lines:
+    The batch's tokens belong to `segments`, which cover them in order. On the device `table` (segments, 6) int32 has
+    the numbers of each, and `rows` (T,) int32 has each token's segment; both may have more lines:
     those of a `count` of 0 do nothing. `count` is T.
     """
 
@@ -116,5 +136,6 @@ def _run(segments: list[SlotSegment]) -> Run:
 
 def tables(segments: Sequence[SlotSegment]) -> tuple[Numbers, Numbers]:
     """Return `RecurrentPass.table` and `rows` of segments, for the copy to the device."""
-    table = np.array([(one.first, one.count, one.source, one.target) for one in segments], np.int32).reshape(-1, 4)
+    lines = [(one.first, one.count, one.source, one.target, one.split, one.aside) for one in segments]
+    table = np.array(lines, np.int32).reshape(-1, 6)
     return table, np.repeat(np.arange(len(segments), dtype=np.int32), table[:, 1])

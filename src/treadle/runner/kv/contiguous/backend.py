@@ -228,13 +228,15 @@ class ContiguousBackend:
         if state is not None and self._recurrent is not None:
             state.marks += [end // PREFIX_BLOCK * PREFIX_BLOCK for end in ends]
 
-    def retract(self, sequence: KvSequence, length: int) -> None:
+    def retract(self, sequence: KvSequence, length: int) -> int:
         state: _State | None = sequence.kv
-        if state is not None:
-            for buffer in state.buffers:
-                buffer.cut(length)
-            if self._recurrent is not None:
-                self._recurrent.slots.retract(state.slots, length)
+        if state is None:
+            return length
+        for buffer in state.buffers:
+            buffer.cut(length)
+        if self._recurrent is None:
+            return length
+        return self._recurrent.slots.retract(state.slots, length, state.committed, state.marks)
 
     def release(self, sequence: KvSequence) -> None:
         """The tokens behind the last whole block are cached as well."""

@@ -109,7 +109,8 @@ class EncoderBackend:
 
     def commit(self, segments: Iterable[RowSegment]) -> None: ...
 
-    def retract(self, sequence: KvSequence, length: int) -> None: ...
+    def retract(self, sequence: KvSequence, length: int) -> int:
+        return length
 
     def release(self, sequence: KvSequence) -> None: ...
 

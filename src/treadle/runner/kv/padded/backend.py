@@ -155,7 +155,7 @@ class PaddedBackend:
             if segment.sequence.kv is not None:
                 segment.sequence.kv.committed = segment.end
 
-    def retract(self, sequence: KvSequence, length: int) -> None:
+    def retract(self, sequence: KvSequence, length: int) -> int:
         raise AssertionError("no drafts are verified")
 
     def release(self, sequence: KvSequence) -> None:

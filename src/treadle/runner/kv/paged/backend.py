@@ -195,10 +195,9 @@ class PagedBackend:
                     self._pages.commit(state.table, PrefixView(segment.sequence.tokens, count))
                     self._pages.leave_behind(state.table, count)
 
-    def retract(self, sequence: KvSequence, length: int) -> None:
+    def retract(self, sequence: KvSequence, length: int) -> int:
         state: _State | None = sequence.kv
-        if state is not None:
-            self._pages.shrink(state.table, length)
+        return length if state is None else self._pages.shrink(state.table, length, state.committed)
 
     def release(self, sequence: KvSequence) -> None:
         state: _State | None = sequence.kv

@@ -186,16 +186,16 @@ class PageAllocator:
             mine.append(self._take())
         return mine.table[: mine.count]
 
-    def shrink(self, mine: PageTable, tokens: int) -> None:
-        """Free the pages behind the table's first `tokens` tokens, all of its own, and let go of states after more."""
+    def shrink(self, mine: PageTable, tokens: int, committed: int) -> int:
+        """Free the pages behind the table's first `tokens` tokens, all of its own, and let go of states that the
+        sequence, of which `committed` tokens are known, needs no more. Return how many tokens it goes on from."""
         while (mine.count - 1) * self.size >= tokens:
             assert mine.count > mine.shared, "a page of the index"
             mine.count -= 1
             self._free.append(int(mine.table[mine.count]))
         for pages, table in zip(self.windows, mine.windows, strict=True):
             pages.shrink(table, tokens)
-        if self.slots is not None:
-            self.slots.retract(mine.slots, tokens)
+        return tokens if self.slots is None else self.slots.retract(mine.slots, tokens, committed, mine.marks)
 
     def leave_behind(self, mine: PageTable, tokens: int) -> None:
         """Let go of pages behind the windows: the first `tokens` tokens are computed."""
