@@ -48,7 +48,7 @@ class Machine:
 @dataclass
 class Engine:
     """Runs `rows` sequences that never end. `accepts` is a row's chance that a draft is right, of `ready` ones that it
-    has in each step; `told` of them are tried for free by plain steps."""
+    has in each step, behind `match` matching tokens; `told` of them are tried for free by plain steps."""
 
     machine: Machine
     rows: int
@@ -57,6 +57,7 @@ class Engine:
     ready: int = MOST
     most: int = MOST
     told: int = 0
+    match: int = 0
     lookahead: int = 1
     now: float = 0.0
     tokens: int = 0
@@ -107,10 +108,11 @@ class Engine:
     def _gain(self, plan: StepPlan, id_: str, drafts: int) -> RowTokens:
         accepted = self._accepted(id_, drafts)
         self.tokens += 1 + accepted
-        return RowTokens(id_, (7,) * (1 + accepted), drafted=drafts, ready=self.ready if plan.propose else 0)
+        ready = self.ready if plan.propose else 0
+        return RowTokens(id_, (7,) * (1 + accepted), drafted=drafts, ready=ready, match=self.match)
 
     def _trial(self, id_: str) -> DraftTrial:
-        return DraftTrial(id_, self.told, self._accepted(id_, self.told))
+        return DraftTrial(id_, self.told, self._accepted(id_, self.told), self.match)
 
     def _accepted(self, id_: str, drafts: int) -> int:
         return next((n for n in range(drafts) if self.chance.random() >= self.accepts(id_)), drafts)

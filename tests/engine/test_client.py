@@ -870,12 +870,15 @@ async def test_the_status_says_what_became_of_draft_tokens():
     found = status["speculation"]
     assert (found["drafters"], found["draft_tokens"], found["on"]) == (["lookup"], 8, False)
     assert (found["acceptance"], found["tokens_per_step"]) == (0.0, 1.0)
-    counted = SpeculationStatistics(steps=4, rows=5, drafted=20, accepted=15, on=True, chances=(0.9, 0.5))
+    counted = SpeculationStatistics(
+        steps=4, rows=5, drafted=20, accepted=15, on=True, chances=(0.9, 0.5), match_chances=((2, 0.3),)
+    )
     scene.owner.say(StepReport(step=1, statistics=EngineStatistics(speculation=counted)))
     await settle()
     found = status_of(scene.client)["speculation"]
     assert (found["steps"], found["drafted"], found["accepted"], found["on"]) == (4, 20, 15, True)
     assert (found["acceptance"], found["tokens_per_step"], found["chances"]) == (0.75, 4.0, [0.9, 0.5])
+    assert found["match_chances"] == {"2": 0.3}
     await scene.client.stop()
 
 

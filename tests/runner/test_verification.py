@@ -156,10 +156,10 @@ def test_results_tell_what_is_ready_and_which_trials_are_over(tiny: Tiny) -> Non
     wanted = Speculated(ModelRunner(model), [request], drafts=0).run()["a"]
     drafter = ScriptedDrafter({"a": wanted})
     run = Speculated(ModelRunner(model, drafter=drafter), [request], drafts=0)
-    drafter.trials = [DraftTrial("a", 4, 2)]
+    drafter.trials, drafter.matches = [DraftTrial("a", 4, 2)], 5
     first, second = run.step(), run.step()
     assert (first.trials, second.trials) == ((DraftTrial("a", 4, 2),), ())
-    assert [result.rows[0].ready for result in (first, second)] == [8, 7]
+    assert [(result.rows[0].ready, result.rows[0].match) for result in (first, second)] == [(8, 5), (7, 5)]
     assert drafter.followed == [("a", 3), ("a", 4)]
     quiet = run.runner.execute(StepPlan(step=3, decode=(DecodeRow("a", 2),)))
     assert quiet.rows[0].ready == 0
@@ -177,7 +177,7 @@ class Failing:
     def _raise(self, *args: Any) -> Any:
         raise self._error
 
-    propose = follow = ready = release = warm_up = reset = close = _raise
+    propose = follow = ready = match = release = warm_up = reset = close = _raise
 
 
 def test_a_drafter_that_fails_costs_its_drafts_alone(tiny: Tiny, caplog: pytest.LogCaptureFixture) -> None:

@@ -18,7 +18,7 @@ class ScriptedDrafter:
     def __init__(self, answers: Mapping[str, Sequence[int]], acceptance: float = 1.0, seed: int = 0) -> None:
         self.answers = answers
         self.acceptance = acceptance
-        self.proposed = 0
+        self.proposed = self.matches = 0
         self.released: set[str] = set()
         self.followed: list[tuple[str, int]] = []
         self.trials: list[DraftTrial] = []
@@ -40,6 +40,9 @@ class ScriptedDrafter:
 
     def ready(self, row: DraftedRow) -> int:
         return len(self._rest(row))
+
+    def match(self, row: DraftedRow) -> int:
+        return self.matches
 
     def release(self, row_id: str) -> None:
         self.released.add(row_id)

@@ -3,27 +3,36 @@
 from __future__ import annotations
 
 FORGET = 0.9  # weight of the past against each new outcome
-FIRST = 0.8  # before anything is known: high enough to be tried, and a few outcomes outweigh it
+FIRST = 0.5  # before anything is known: a few outcomes outweigh it
+FIRST_MATCHED = (0.1, 0.1, 0.2, 0.4, 0.7, 0.95)
+"""The same for drafts behind 1, 2 and more, 4, 8, 16, and 32 and more matching tokens: below what was measured on code
+and prose, as plain steps try such drafts for free."""
 
 
 class Acceptance:
     """Chances of draft tokens by their place behind the last token, each on the condition that those before it are
-    accepted. `usual` are the chances of other sequences, which count as one outcome each while few are known."""
+    accepted. `usual` are the chances of other sequences, which count as one outcome each while few are known. Without
+    these `first` is the chance of the first place, and each other place is expected to be like the one before."""
 
-    __slots__ = ("_hits", "_outcomes", "_reached", "_usual")
+    __slots__ = ("_first", "_hits", "_outcomes", "_reached", "_usual")
 
-    def __init__(self, usual: Acceptance | None = None) -> None:
+    def __init__(self, usual: Acceptance | None = None, first: float = FIRST) -> None:
         self._usual = usual
+        self._first = first
         self._hits: list[float] = []
         self._outcomes: list[float] = []
         self._reached: list[float] = []
 
     def chance(self, place: int) -> float:
         """Return the chance of the draft token at `place`, from 0."""
-        usual = FIRST if self._usual is None else self._usual.chance(place)
-        if place >= len(self._hits):
-            return usual
-        return (self._hits[place] + usual) / (self._outcomes[place] + 1)
+        if place < len(self._hits):
+            return (self._hits[place] + self._prior(place)) / (self._outcomes[place] + 1)
+        return self._prior(place)
+
+    def _prior(self, place: int) -> float:
+        if self._usual is not None:
+            return self._usual.chance(place)
+        return self.chance(place - 1) if place else self._first
 
     def reached(self, count: int) -> list[float]:
         """Return for each of `count` draft tokens the chance that it and all before it are accepted. What others have
@@ -42,3 +51,24 @@ class Acceptance:
         for place in range(min(drafted, accepted + 1)):
             self._hits[place] = FORGET * self._hits[place] + (place < accepted)
             self._outcomes[place] = FORGET * self._outcomes[place] + 1
+
+
+class MatchedAcceptance:
+    """Chances of draft tokens by the length of the match behind which they were found, in powers of two; those that
+    were not looked up have a match of 0. `usual` are the chances of other sequences."""
+
+    __slots__ = ("_by_match", "_usual")
+
+    def __init__(self, usual: MatchedAcceptance | None = None) -> None:
+        self._usual = usual
+        self._by_match: dict[int, Acceptance] = {}
+
+    def of(self, match: int) -> Acceptance:
+        """Return the chances behind `match` tokens."""
+        size = min(match.bit_length(), len(FIRST_MATCHED))
+        found = self._by_match.get(size)
+        if found is None:
+            usual = None if self._usual is None else self._usual.of(match)
+            found = Acceptance(usual, FIRST_MATCHED[size - 1] if size else FIRST)
+            self._by_match[size] = found
+        return found

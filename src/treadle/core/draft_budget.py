@@ -17,13 +17,14 @@ from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field
 from itertools import accumulate
 
-from .acceptance import Acceptance
+from .acceptance import MatchedAcceptance
 from .sequence import Sequence
 from .verify_costs import VerifyCosts
 
 GAIN = 1.02  # tokens per second over those of plain decoding, from which on drafts are verified
 TRIAL_SHARE = 0.005  # of the time
 TRIAL_TOKENS = 4
+FIRST_CREDIT_STEPS = 0.5  # of one sequence, for the first trial of a server that knows nothing
 PLAIN_TRIAL_STEPS = 4  # the first of them waits for the step before
 NOTHING_READY = "no tokens are proposed"
 _MOST_CREDIT_S = 1.0
@@ -39,13 +40,16 @@ class DraftBudget:
 
     costs: VerifyCosts
     most: int
-    usual: Acceptance = field(default_factory=Acceptance)
+    usual: MatchedAcceptance = field(default_factory=MatchedAcceptance)
     reason: str = NOTHING_READY
     _credit_s: float = 0.0
-    _tries: bool = False  # the step in flight is a trial
+    _tried_s: float = 0.0  # what was paid for the trial in flight
     _ratios: dict[int, dict[int, float]] = field(default_factory=dict)
-    _plain_left: int = 0  # steps of a trial
+    _plain_left: int = PLAIN_TRIAL_STEPS  # steps of a trial; a server begins with one
     _verifies: bool = False  # the last choice, and no trial
+
+    def __post_init__(self) -> None:
+        self._credit_s = FIRST_CREDIT_STEPS * self.costs.plain_s(1)
 
     def could_gain(self, rows: int) -> bool:
         """Whether drafts would pay in a step of `rows` sequences if all of them were accepted."""
@@ -86,13 +90,13 @@ class DraftBudget:
         self._verifies = not in_flight
         return Counter(seq for _, _, seq in drafts[:count])
 
-    def observe(self, seq: Sequence, drafted: int, accepted: int) -> None:
-        """Learn that of `drafted` draft tokens of `seq` the first `accepted` were right, and the next one, if any, was
-        not."""
+    def observe(self, seq: Sequence, match: int, drafted: int, accepted: int) -> None:
+        """Learn that of `drafted` draft tokens of `seq`, behind `match` matching ones, the first `accepted` were right,
+        and the next one, if any, was not."""
         if seq.acceptance is None:
-            seq.acceptance = Acceptance(self.usual)
-        seq.acceptance.observe(drafted, accepted)
-        self.usual.observe(drafted, accepted)
+            seq.acceptance = MatchedAcceptance(self.usual)
+        seq.acceptance.of(match).observe(drafted, accepted)
+        self.usual.of(match).observe(drafted, accepted)
 
     def observe_plain(self, rows: int, seconds: float) -> None:
         """Learn from a plain step of `rows` sequences that followed another."""
@@ -102,9 +106,9 @@ class DraftBudget:
     def observe_verifying(self, rows: int, drafts: int, seconds: float) -> None:
         """Learn from a step of `rows` sequences that verified `drafts` tokens in all."""
         self._earn(seconds)
-        if self._tries:
-            self._tries = False
-            self._credit_s -= _trial_s(seconds, self.costs.plain_s(rows))
+        if self._tried_s:
+            self._credit_s += self._tried_s - _slower_s(seconds, self.costs.plain_s(rows))
+            self._tried_s = 0.0
         self.costs.observe_verifying(rows, drafts, seconds)
 
     def _earn(self, seconds: float) -> None:
@@ -113,18 +117,19 @@ class DraftBudget:
     def _chances(self, seq: Sequence, in_flight: bool) -> list[float]:
         """Return for each draft of `seq` that can be verified the chance that it is accepted."""
         count = min(seq.ready, self.most + in_flight)
-        return (seq.acceptance or self.usual).reached(count)[in_flight:]
+        return (seq.acceptance or self.usual).of(seq.match).reached(count)[in_flight:]
 
     def _bound(self, rows: int, chance: float) -> float:
         """Return the tokens per second over those of plain steps, at most, if `chance` is the best of all drafts."""
-        return self.costs.scale * max((1 + chance * count / rows) * ratio for count, ratio in self._sized(rows).items())
+        scale = self.costs.scale
+        return max((1 + chance * count / rows) * _speed(scale, ratio) for count, ratio in self._sized(rows).items())
 
     def _best(self, rows: int, chances: Ordered[float]) -> tuple[float, int]:
         """Return the most tokens per second over those of plain steps, and how many of the drafts give it."""
         accepted, scale = list(accumulate(chances)), self.costs.scale
         counts = [(count, ratio) for count, ratio in self._sized(rows).items() if count < len(accepted)]
         counts.append((len(accepted), self.costs.ratio(rows, len(accepted))))
-        return max((scale * (1 + accepted[count - 1] / rows) * ratio, count) for count, ratio in counts)
+        return max(((1 + accepted[count - 1] / rows) * _speed(scale, ratio), count) for count, ratio in counts)
 
     def _sized(self, rows: int) -> dict[int, float]:
         """Return the ratios of costs by numbers of drafts, up to those of all sequences."""
@@ -146,13 +151,23 @@ class DraftBudget:
         """Return a few drafts of the sequence whose last ones are the oldest, where there is credit for it and more
         drafts could pay."""
         seq = min(offers, key=lambda seq: seq.last_verified)
-        count = min(TRIAL_TOKENS, len(offers[seq]))
-        plain_s = self.costs.plain_s(rows)
-        cost_s = min(_trial_s(self.costs.verifying_s(rows, count), plain_s), plain_s)
-        if cost_s > self._credit_s or not self.could_gain(rows):
+        if not self.could_gain(rows):
             return {}
-        self._tries = not in_flight
+        count = min(TRIAL_TOKENS, len(offers[seq]))
+        cost_s = self._trial_s(rows, count)
+        if cost_s > self._credit_s:
+            count, cost_s = 1, self._trial_s(rows, 1)
+        if cost_s > self._credit_s:
+            return {}
+        if not in_flight:
+            self._credit_s -= cost_s
+            self._tried_s = cost_s
         return {seq: count}
+
+    def _trial_s(self, rows: int, count: int) -> float:
+        """Return the expected seconds that a trial of `count` drafts takes longer than a plain step."""
+        plain_s = self.costs.plain_s(rows)
+        return min(_slower_s(self.costs.verifying_s(rows, count), plain_s), plain_s)
 
     def _tries_plain(self, rows: int, gain: float) -> bool:
         """Begin a few plain steps, where there is credit for what they take longer."""
@@ -165,7 +180,12 @@ class DraftBudget:
         return True
 
 
-def _trial_s(verifying_s: float, plain_s: float) -> float:
+def _speed(scale: float, ratio: float) -> float:
+    """The steps that verify in the time of a plain one: less than one, whatever was measured, as they compute more."""
+    return min(1.0, scale * ratio)
+
+
+def _slower_s(verifying_s: float, plain_s: float) -> float:
     """The seconds that a trial of drafts takes longer."""
     return max(verifying_s - plain_s, _LEAST_COST * plain_s)
 

@@ -91,7 +91,8 @@ class RowTokens(msgspec.Struct, frozen=True):
     chunk. A row of the step in flight meanwhile, of which there is one at most, is to sample a token that is forced
     already: it computes the token that it feeds, and gains none.
 
-    `drafted` draft tokens were verified. `ready` ones could be in the next step, if that feeds the last of `tokens`.
+    `drafted` draft tokens were verified. `ready` ones could be in the next step, if that feeds the last of `tokens`;
+    they stand behind `match` tokens that match, where they were looked up.
     """
 
     id: str
@@ -101,15 +102,17 @@ class RowTokens(msgspec.Struct, frozen=True):
     forced: int = 0
     drafted: int = 0
     ready: int = 0
+    match: int = 0
 
 
 class DraftTrial(msgspec.Struct, frozen=True):
-    """Outcome of draft tokens that no step verified: of `drafted` ones that were proposed for sequence `id`, the first
-    `accepted` are what was sampled. The next one is not, where `drafted` is more."""
+    """Outcome of draft tokens that no step verified: of `drafted` ones that were proposed for sequence `id`, behind
+    `match` matching tokens, the first `accepted` are what was sampled. The next one is not, where `drafted` is more."""
 
     id: str
     drafted: int
     accepted: int
+    match: int = 0
 
 
 class RowFailure(msgspec.Struct, frozen=True):

@@ -185,7 +185,7 @@ class Scheduler:
                 self._end(seq, Finish(reason=FinishReason.STOP, vector=vector.data))
         for trial in result.trials:
             if (tried := step.sequences.get(trial.id)) is not None and tried.live:
-                self._speculation.tried(tried, trial.drafted, trial.accepted)
+                self._speculation.tried(tried, trial.match, trial.drafted, trial.accepted)
         for admit in plan.admit:
             self._commit_prefill(step.sequences.get(admit.request.id), admit.cached_tokens)
         for chunk in plan.prefill:
@@ -402,13 +402,14 @@ class Scheduler:
             self._end(seq, Finish(reason=FinishReason.LENGTH))
 
     def _gain(self, seq: Sequence, drafts: int, gained: RowTokens) -> None:
+        match = seq.match
         count, finish = seq.settle_decode(drafts, gained)
         if count == 0:
             return
         out = self._outputs.of(seq)
         if gained.drafted:
             accepted = min(count, len(gained.tokens) - gained.forced) - 1
-            self._speculation.verified(seq, gained.drafted, accepted, ended=finish is not None)
+            self._speculation.verified(seq, match, gained.drafted, accepted, ended=finish is not None)
             out.drafted += gained.drafted
             out.accepted += accepted
         if seq.state is State.PREFILL:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from .acceptance import Acceptance
+from .acceptance import MatchedAcceptance
 from .messages import Finish, FinishReason, Submit, TokenLogprob, WaitReason
 from .plan import RowTokens
 from .states import Event, State, advance
@@ -41,8 +41,9 @@ class Sequence:
     fed_tokens: int = 1  # the last one, by a decode row; 0 where it is pooled
     suspect: bool = False  # was in a step that raised, and has gained nothing since
     ready: int = 0  # draft tokens behind its last one
+    match: int = 0  # matching tokens before them, where they were looked up
     last_verified: int = 0  # step that verified drafts
-    acceptance: Acceptance | None = None  # of its drafts, once any have been tried
+    acceptance: MatchedAcceptance | None = None  # of its drafts, once any have been tried
     prefix_leader: Sequence | None = None  # computes the prefix that it waits for, before it joins
     awaited_tokens: int = 0  # the length of this prefix
     prefix_peer: Sequence | None = None  # runs and begins with the same tokens, before it joins
@@ -125,7 +126,7 @@ class Sequence:
     def settle_decode(self, drafts: int, gained: RowTokens) -> tuple[int, Finish | None]:
         """Settle a decode row that was booked with `drafts` draft tokens. Return how many of the tokens that it gained
         count, as those behind the end do not, and the finish if there is one."""
-        tokens, forced, self.ready = gained.tokens, gained.forced, gained.ready
+        tokens, forced, self.ready, self.match = gained.tokens, gained.forced, gained.ready, gained.match
         if self.superseded:
             return self._settle_superseded(tokens)
         sampled = len(tokens) - forced

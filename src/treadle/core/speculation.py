@@ -18,6 +18,7 @@ from .sequence import Sequence
 from .statistics import SpeculationStatistics
 
 _SHOWN_PLACES = 4
+_SHOWN_MATCHES = (2, 4, 8, 16, 32)
 
 
 @dataclass(slots=True)
@@ -76,25 +77,26 @@ class Speculation:
         elif before is not None and before.steady and follows_plain:
             self._budget.observe_plain(before.rows, now - before.began)
 
-    def verified(self, seq: Sequence, drafted: int, accepted: int, *, ended: bool) -> None:
-        """Learn what became of the `drafted` tokens that a step verified. Where the sequence has `ended`, those behind
-        its end were not rejected."""
+    def verified(self, seq: Sequence, match: int, drafted: int, accepted: int, *, ended: bool) -> None:
+        """Learn what became of the `drafted` tokens, behind `match` matching ones, that a step verified. Where the
+        sequence has `ended`, those behind its end were not rejected."""
         self._rows += 1
         self._drafted += drafted
         self._accepted += accepted
         if self._timed is not None:
             self._timed.drafted += drafted
-        self.tried(seq, accepted if ended else drafted, accepted)
+        self.tried(seq, match, accepted if ended else drafted, accepted)
 
-    def tried(self, seq: Sequence, drafted: int, accepted: int) -> None:
-        """Learn what became of `drafted` draft tokens."""
+    def tried(self, seq: Sequence, match: int, drafted: int, accepted: int) -> None:
+        """Learn what became of `drafted` draft tokens behind `match` matching ones."""
         if self._budget is not None and drafted:
-            self._budget.observe(seq, drafted, accepted)
+            self._budget.observe(seq, match, drafted, accepted)
 
     def statistics(self) -> SpeculationStatistics:
         """Return a snapshot."""
         if self._budget is None:
             return SpeculationStatistics()
+        usual = self._budget.usual
         return SpeculationStatistics(
             steps=self._steps,
             rows=self._rows,
@@ -102,5 +104,6 @@ class Speculation:
             accepted=self._accepted,
             on=not self._budget.reason,
             reason=self._budget.reason,
-            chances=tuple(round(self._budget.usual.chance(place), 3) for place in range(_SHOWN_PLACES)),
+            chances=tuple(round(usual.of(0).chance(place), 3) for place in range(_SHOWN_PLACES)),
+            match_chances=tuple((match, round(usual.of(match).chance(0), 3)) for match in _SHOWN_MATCHES),
         )

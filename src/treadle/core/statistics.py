@@ -45,7 +45,8 @@ class RunnerStatistics(msgspec.Struct, frozen=True, omit_defaults=True):
 class SpeculationStatistics(msgspec.Struct, frozen=True, omit_defaults=True):
     """Statistics of speculative decoding. Since the owner started: `steps` that verified draft tokens, for `rows`
     sequences in all, which had `drafted` tokens verified and `accepted` of them. Now: whether drafts are verified
-    (`on`), the `reason` if not, and the `chances` of the first places, if those before are accepted."""
+    (`on`), the `reason` if not, the `chances` of the first places, if those before are accepted, and those of looked up
+    drafts' first places, by the least number of matching tokens (`match_chances`)."""
 
     steps: int = 0
     rows: int = 0
@@ -54,6 +55,7 @@ class SpeculationStatistics(msgspec.Struct, frozen=True, omit_defaults=True):
     on: bool = False
     reason: str = ""
     chances: tuple[float, ...] = ()
+    match_chances: tuple[tuple[int, float], ...] = ()
 
 
 class EngineStatistics(msgspec.Struct, frozen=True, omit_defaults=True):

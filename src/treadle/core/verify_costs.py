@@ -16,7 +16,7 @@ class VerifyCosts:
 
     Costs between measured ones are interpolated, by the draft tokens of a number of rows and then by the rows. Beyond
     the largest ones they grow as they did last. Two scales follow the steps of the server, whose sequences are longer
-    than those of the warm-up, and whose host has more to do.
+    than those of the warm-up, and whose host and device may have more to do.
     """
 
     def __init__(self, plain: Iterable[StepCost], verifying: Iterable[StepCost]) -> None:
@@ -48,27 +48,37 @@ class VerifyCosts:
 
     def observe_plain(self, rows: int, seconds: float) -> None:
         """Learn from a plain step."""
-        self._plain_scale.observe(seconds, self._plain.at(rows))
+        self._verifying_scale.follow(self._plain_scale.observe(seconds, self._plain.at(rows)))
 
     def observe_verifying(self, rows: int, drafts: int, seconds: float) -> None:
         """Learn from a step that verified `drafts` tokens in all."""
-        self._verifying_scale.observe(seconds, self._verifying(rows, drafts))
+        self._plain_scale.follow(self._verifying_scale.observe(seconds, self._verifying(rows, drafts)))
 
     def _verifying(self, rows: int, drafts: int) -> float:
         return _between(self._rows, rows, lambda i: self._lines[i].at(drafts))
 
 
 class _Scale:
-    """The server's seconds over those of the warm-up, which count as one step."""
+    """The server's seconds over those of the warm-up, which count as one step. What makes steps of the other kind
+    slower or faster does so with these, unless they were seen a moment ago."""
 
     def __init__(self) -> None:
         self.value = 1.0
         self._weight = 1.0
+        self._known = 0.0
 
-    def observe(self, seconds: float, expected: float) -> None:
-        ratio = min(max(seconds / expected, self.value / OUTLIER), self.value * OUTLIER)
+    def observe(self, seconds: float, expected: float) -> float:
+        """Learn from a step. Return how the scale has changed."""
+        before, self._known = self.value, 1.0
+        ratio = min(max(seconds / expected, before / OUTLIER), before * OUTLIER)
         self._weight = FORGET * self._weight + 1
-        self.value += (ratio - self.value) / self._weight
+        self.value += (ratio - before) / self._weight
+        return self.value / before
+
+    def follow(self, change: float) -> None:
+        """Take over a change of the other scale, the more the longer these steps were not seen."""
+        self.value *= change ** (1 - self._known)
+        self._known *= FORGET
 
 
 class _Line:

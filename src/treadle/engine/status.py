@@ -64,6 +64,7 @@ def _speculation_status(can: SpeculationCapabilities, report: StepReport | None)
         "acceptance": round(found.accepted / max(1, found.drafted), 4),
         "tokens_per_step": round(1 + found.accepted / max(1, found.rows), 3),
         "chances": list(found.chances),
+        "match_chances": {str(match): chance for match, chance in found.match_chances},
     }
 
 

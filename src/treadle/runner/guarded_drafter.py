@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from ..core.plan import DraftTrial
 from ..errors import one_line
 from .base import RunnerBroken
-from .drafting.drafter import DraftedRow, Drafter, NewStates, state_reader
+from .drafting.drafter import DraftedRow, Drafter, NewStates, Offer, state_reader
 
 _log = logging.getLogger(__name__)
 
@@ -49,12 +49,14 @@ class GuardedDrafter:
             self._tell(error)
             return []
 
-    def ready(self, row: DraftedRow) -> int:
+    def offer(self, row: DraftedRow) -> Offer:
+        """Return what is ready for a row."""
         try:
-            return self._drafter.ready(row)
+            ready = self._drafter.ready(row)
+            return Offer(ready, self._drafter.match(row)) if ready else Offer()
         except Exception as error:
             self._tell(error)
-            return 0
+            return Offer()
 
     def release(self, row_id: str) -> None:
         try:

@@ -357,9 +357,9 @@ class ModelRunner:
         if step.observed:
             self._speculation.observe(step, self._rows)
         trials = self._follow(step, seconds) if step.propose else ()
-        ready = self._speculation.ready if step.propose else None
+        offer = self._speculation.offer if step.propose else None
         return StepResult(
-            rows=tuple(step.gained(tokens, found, ready) if verified is None else verified.gained(ready)),
+            rows=tuple(step.gained(tokens, found, offer) if verified is None else verified.gained(offer)),
             trials=trials,
             scores=tuple(RowScores(id=id_, logprobs=logprobs) for id_, logprobs in scores.items()),
             vectors=vectors,

@@ -235,10 +235,13 @@ class Step:
         return bool(places)
 
     def gained(
-        self, tokens: Sequence[int], found: Mapping[int, TokenLogprob], ready: Callable[[RunningRow], int] | None
+        self,
+        tokens: Sequence[int],
+        found: Mapping[int, TokenLogprob],
+        offer: Callable[[RunningRow], tuple[int, int]] | None,
     ) -> Iterator[RowTokens]:
         """Yield the tokens that each row gains: its own of `tokens`, with its log-probabilities in `found`, and those
-        that are forced behind it. `ready` counts the drafts that a row could verify next."""
+        that are forced behind it. What is on `offer`, `RowTokens.ready` and `match`, could be verified next."""
         for place, decode in enumerate(self.decodes):
             if decode.id in self.failed:
                 continue
@@ -248,10 +251,8 @@ class Step:
             forced = self.forced.get(decode.id, ())
             logprobs = (found[place],) if place in found else ()
             row = self.rows[decode.id]
-            drafts = 0 if ready is None else ready(row)
-            yield RowTokens(
-                decode.id, (tokens[place], *forced), logprobs, row.sampling.ended, len(forced), ready=drafts
-            )
+            gained, next_ = (tokens[place], *forced), () if offer is None else offer(row)
+            yield RowTokens(decode.id, gained, logprobs, row.sampling.ended, len(forced), 0, *next_)
 
     def correct(self, tokens: Sequence[int]) -> None:
         """Replace the device's tokens by `tokens`, some of which were drawn again."""

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from ..core.messages import TokenLogprob
 from ..core.plan import MAX_SCORED_TOKENS, DecodeRow, DraftTrial, RowTokens, StepPlan
 from .device.staging import Put, direct
-from .drafting.drafter import Drafter, NewStates
+from .drafting.drafter import Drafter, NewStates, Offer
 from .forward.segments import RowSegment
 from .guarded_drafter import GuardedDrafter
 from .kv.backend import KvBackend
@@ -150,11 +150,12 @@ class Speculation:
             return ()
         return tuple(self.drafter.follow(some, seconds))
 
-    def ready(self, row: RunningRow) -> int:
-        """Return how many draft tokens a row could verify next."""
+    def offer(self, row: RunningRow) -> Offer:
+        """Return the draft tokens that a row could verify next."""
         if self.drafter is None or not _may_draft(row):
-            return 0
-        return min(self.drafter.ready(row), self.draft_tokens - row.again)
+            return Offer()
+        offer = self.drafter.offer(row)
+        return offer._replace(tokens=min(offer.tokens, self.draft_tokens - row.again)) if row.again else offer
 
     def keep(self, step: Step, kept: Sequence[Kept]) -> None:
         """Cut the rows' caches to the tokens that they keep, and let others reuse what was computed."""
@@ -228,8 +229,8 @@ class Verified:
         wrong = np.array(mx.isnan(chosen)[:, 0])
         return [id_ for (_, _, id_), is_wrong in zip(gained, wrong, strict=True) if is_wrong]
 
-    def gained(self, ready: Callable[[RunningRow], int] | None) -> Iterator[RowTokens]:
-        """Yield the tokens that each row gains, with those that are forced behind them."""
+    def gained(self, offer: Callable[[RunningRow], Offer] | None) -> Iterator[RowTokens]:
+        """Yield the tokens that each row gains, with those that are forced behind them, and what is on `offer`."""
         for one in self.kept:
             row = one.row
             if row.id in self._step.failed:
@@ -243,7 +244,7 @@ class Verified:
                 row.sampling.ended,
                 len(forced),
                 len(one.drafts.tokens),
-                0 if ready is None else ready(row),
+                *(() if offer is None else offer(row)),
             )
 
 

@@ -32,6 +32,9 @@ class Fake:
     def ready(self, row: DraftedRow) -> int:
         return 8 if row.id in self.has else 0
 
+    def match(self, row: DraftedRow) -> int:
+        return self.token
+
     def release(self, row_id: str) -> None:
         self.calls.append(row_id)
 
@@ -54,6 +57,7 @@ def test_a_row_gets_the_drafts_of_whichever_has_some() -> None:
     both, rows = Either(free, costly), [Row("a"), Row("b"), Row("c"), Row("d")]
     assert both.name == "lookup+draft"
     assert [both.ready(row) for row in rows] == [8, 8, 8, 0]
+    assert [both.match(row) for row in rows[:3]] == [5, 6, 6]
     assert both.propose(rows, [2, 2, 2, 2]) == [[5, 5], [6, 6], [6, 6], ()]
     assert free.asked == [["a"], ["d"]], "nobody is asked twice"
     assert costly.asked == [["b", "c", "d"]]

@@ -133,18 +133,19 @@ def test_proposals_are_tried_against_plain_steps() -> None:
     assert plain(drafts, asked) == []
     assert drafts.ready(asked) > 4
     assert plain(drafts, asked, 9) == plain(drafts, asked, 1, 2) == []
-    assert plain(drafts, asked, 3) == [DraftTrial("row", 4, 4)]
+    assert drafts.match(asked) == 5 + 3
+    assert plain(drafts, asked, 3) == [DraftTrial("row", 4, 4, 5)]
     assert plain(drafts, asked, 4) == []
-    assert plain(drafts, asked, 77) == [DraftTrial("row", 4, 1)]
+    assert plain(drafts, asked, 77) == [DraftTrial("row", 4, 1, 9)]
     assert drafts.ready(asked) == 0
 
 
 def test_a_proposal_that_is_used_up_ends_its_trial() -> None:
     drafts, asked = drafter(), row([1], prediction=[50, 51, 52, 53, 54, 55])
     plain(drafts, asked)
-    assert plain(drafts, asked, 50, 51, 52, 53, 54) == [DraftTrial("row", 4, 4)]
+    assert plain(drafts, asked, 50, 51, 52, 53, 54) == [DraftTrial("row", 4, 4, lookup.BEGUN)]
     assert drafts.ready(asked) == 1
-    assert plain(drafts, asked, 55, 99) == [DraftTrial("row", 2, 2)]
+    assert plain(drafts, asked, 55, 99) == [DraftTrial("row", 2, 2, lookup.BEGUN + 4)]
     assert drafts.ready(asked) == 0
 
 
@@ -154,7 +155,7 @@ def test_what_a_step_verified_is_no_trial() -> None:
     plain(drafts, asked, 9)
     assert drafts.propose([asked], [3]) == [[1, 2, 3]]
     asked.tokens += [1, 2, 88]
-    assert drafts.follow([asked], 0.0) == [DraftTrial("row", 1, 1)], "the plain step before"
+    assert drafts.follow([asked], 0.0) == [DraftTrial("row", 1, 1, 5)], "the plain step before"
     assert drafts.ready(asked) == 0
 
 
@@ -164,8 +165,9 @@ def test_a_longer_proposal_takes_the_place_of_the_rest_of_one(monkeypatch: pytes
     plain(drafts, asked)
     assert drafts.ready(asked) == 6
     plain(drafts, asked, 9)
-    assert plain(drafts, asked, 1, 2) == [DraftTrial("row", 3, 3)]
+    assert plain(drafts, asked, 1, 2) == [DraftTrial("row", 3, 3, 5)]
     assert drafts.ready(asked) == 6
+    assert drafts.match(asked) == 2 + 6, "it is found again where it was, and one more of the context is known"
 
 
 def test_a_proposal_is_ready_only_behind_the_tokens_it_was_made_for() -> None:

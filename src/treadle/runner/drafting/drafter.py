@@ -30,6 +30,13 @@ class DraftedRow(Protocol):
     def request(self) -> Submit: ...
 
 
+class Offer(NamedTuple):
+    """Draft tokens that are ready for a row, and their `Drafter.match`."""
+
+    tokens: int = 0
+    match: int = 0
+
+
 class NewStates(NamedTuple):
     """Hidden states (n, D) of a row's tokens from `start` on, behind the model's last norm, on the device. Each is
     followed by another token."""
@@ -57,6 +64,11 @@ class Drafter(Protocol):
 
     def ready(self, row: DraftedRow) -> int:
         """Return how many draft tokens are ready behind the tokens of a row. Cheap: asked for each row in each step."""
+        ...
+
+    def match(self, row: DraftedRow) -> int:
+        """Return the number of a row's last tokens that match those before the place where its ready drafts were found;
+        0 where they were not looked up."""
         ...
 
     def release(self, row_id: str) -> None:

@@ -86,6 +86,9 @@ class Either:
     def ready(self, row: DraftedRow) -> int:
         return (self._free if self._is_free(row) else self._costly).ready(row)
 
+    def match(self, row: DraftedRow) -> int:
+        return (self._free if self._is_free(row) else self._costly).match(row)
+
     def release(self, row_id: str) -> None:
         self._records.pop(row_id, None)
         self._free.release(row_id)

@@ -23,6 +23,8 @@ HORIZON = 128
 """Tokens of a proposal, which goes on over several trials and steps."""
 CONTEXT = 32
 """Tokens of common context that count: with so many no other source is asked."""
+BEGUN = 16
+"""Tokens that a prediction counts for where an answer begins: a client sends one that is right as a rule."""
 SHARE = 0.005
 """Seconds of look-ups a second of steps, for rows whose proposals no step verifies."""
 MOST_CREDIT_S = 0.002
@@ -87,6 +89,11 @@ class LookupDrafter:
         if state is None or state.proposal is None or state.row is not row:
             return 0
         return state.proposal.left if state.proposal.start + state.proposal.used == len(row.tokens) else 0
+
+    def match(self, row: DraftedRow) -> int:
+        """Return the length of the common context behind which the tokens that are ready were found."""
+        state = self._rows.get(row.id)
+        return 0 if state is None or state.proposal is None else state.proposal.match
 
     def release(self, row_id: str) -> None:
         """Forget a row, with its indexes."""
@@ -165,11 +172,11 @@ class LookupDrafter:
 
     def _look_up(self, state: _Row) -> None:
         """Make a new proposal. Where nothing is found the old one stays."""
-        tokens = state.find(HORIZON, self._continuation)
+        tokens, context = state.find(HORIZON, self._continuation)
         if tokens:
             if state.proposal is not None:
                 self._over += state.proposal.ended(state.row.id)
-            state.proposal = Proposal(tokens, len(state.row.tokens))
+            state.proposal = Proposal(tokens, len(state.row.tokens), context)
 
 
 class _Row:
@@ -187,19 +194,20 @@ class _Row:
         self._prompt: FixedNgrams | None = None
         self._ask_at = 0
 
-    def find(self, most: int, continuation: Continuation | None) -> Sequence[int]:
-        """Return up to `most` tokens that are expected behind the row's; none where no source has any."""
+    def find(self, most: int, continuation: Continuation | None) -> tuple[Sequence[int], int]:
+        """Return up to `most` tokens that are expected behind the row's, none where no source has any, and the length
+        of the context in common."""
         tokens, request = self.row.tokens, self.row.request
         generated = len(tokens) - len(request.prompt)
         if expected := self._begun_prediction(generated, most):
-            return expected
+            return expected, BEGUN
         text, end, context = self._longest(generated)
         if context < CONTEXT and continuation is not None and generated >= self._ask_at:
             cached = continuation(self.row.salt, tokens, most)
             if cached:
-                return cached
+                return cached, CONTEXT
             self._ask_at = max(2 * generated, generated + ASK_AGAIN)
-        return _behind(text, end, most, endless=text is tokens) if context else ()
+        return (_behind(text, end, most, endless=text is tokens), context) if context else ((), 0)
 
     def _begun_prediction(self, generated: int, most: int) -> Sequence[int]:
         """Return more of the prediction where the answer, too short for a look-up, begins like it."""

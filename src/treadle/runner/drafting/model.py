@@ -145,6 +145,9 @@ class ModelDrafter:
         count = self._drafts_of(known)
         return count if self._growth(known, count) <= self._free or not self._backend.blocks else 0
 
+    def match(self, row: DraftedRow) -> int:
+        return 0
+
     def release(self, row_id: str) -> None:
         self._off.discard(row_id)
         row = self._rows.pop(row_id, None)

@@ -165,6 +165,9 @@ class MtpDrafter:
             return 0
         return MOST_DRAFTS
 
+    def match(self, row: DraftedRow) -> int:
+        return 0
+
     def release(self, row_id: str) -> None:
         self._off.discard(row_id)
         row = self._rows.get(row_id)

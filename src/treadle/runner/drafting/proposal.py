@@ -10,17 +10,23 @@ from ...core.plan import DraftTrial
 
 @dataclass(slots=True)
 class Proposal:
-    """Proposed `tokens` of a row, from position `start` of its own tokens on. The row has gained the first `used` of
-    them, and trials tell of the first `told`."""
+    """Proposed `tokens` of a row, from position `start` of its own tokens on, behind `context` matching ones. The row
+    has gained the first `used` of them, and trials tell of the first `told`."""
 
     tokens: Sequence[int]
     start: int
+    context: int = 0
     used: int = 0
     told: int = 0
 
     @property
     def left(self) -> int:
         return len(self.tokens) - self.used
+
+    @property
+    def match(self) -> int:
+        """The matching tokens before those that are left."""
+        return self.context + self.used
 
     def compare(self, gained: Sequence[int]) -> bool:
         """Compare with the row's tokens. Return whether all new ones of these are as proposed."""
@@ -39,14 +45,17 @@ class Proposal:
         `wrong`."""
         trials = []
         while self.used - self.told >= length:
-            trials.append(DraftTrial(row_id, length, length))
-            self.told += length
+            trials.append(self._trial(row_id, length, length))
         if wrong and (drafted := min(length, len(self.tokens) - self.told)):
-            trials.append(DraftTrial(row_id, drafted, self.used - self.told))
-            self.told = self.used
+            trials.append(self._trial(row_id, drafted, self.used - self.told))
         return trials
 
     def ended(self, row_id: str) -> list[DraftTrial]:
         """Return the trial under way, which is right so far, as one of the tokens that the row has gained."""
-        accepted, self.told = self.used - self.told, self.used
-        return [DraftTrial(row_id, accepted, accepted)] if accepted else []
+        accepted = self.used - self.told
+        return [self._trial(row_id, accepted, accepted)] if accepted else []
+
+    def _trial(self, row_id: str, drafted: int, accepted: int) -> DraftTrial:
+        match = self.context + self.told
+        self.told += accepted
+        return DraftTrial(row_id, drafted, accepted, match)
