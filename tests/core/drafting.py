@@ -23,10 +23,12 @@ Device = Callable[[int, int], float]
 @dataclass(frozen=True)
 class Machine:
     """Seconds of the host to start a step, and of the device for `rows` sequences and tokens in all. Steps overlap:
-    the host starts the next one while the device computes."""
+    the host starts the next one while the device computes. It spends `look_s` for each sequence for which it looks for
+    drafts."""
 
     host_s: float
     device: Device
+    look_s: float = 0.0
 
     def plain_s(self, rows: int) -> float:
         return max(self.host_s, self.device(rows, rows))
@@ -48,7 +50,8 @@ class Machine:
 @dataclass
 class Engine:
     """Runs `rows` sequences that never end. `accepts` is a row's chance that a draft is right, of `ready` ones that it
-    has in each step, behind `match` matching tokens; `told` of them are tried for free by plain steps."""
+    has in each step, behind `match` matching tokens; `told` of them are tried for free by plain steps. A row that
+    `forgets` has none behind a plain step whose token is not the first of them."""
 
     machine: Machine
     rows: int
@@ -59,6 +62,7 @@ class Engine:
     told: int = 0
     match: int = 0
     lookahead: int = 1
+    forgets: bool = False
     now: float = 0.0
     tokens: int = 0
     ends: deque[tuple[StepPlan, float]] = field(default_factory=deque)
@@ -100,7 +104,11 @@ class Engine:
     def _finish(self) -> tuple[Output, ...]:
         plan, end = self.ends.popleft()
         self.now = max(self.now, end)
-        result = StepResult(rows=tuple(self._gain(plan, row.id, row.drafts) for row in plan.decode))
+        looking_s = self.machine.look_s * len(plan.decode) if plan.propose else 0.0
+        self.now += looking_s
+        result = StepResult(
+            proposing_s=looking_s / 3, rows=tuple(self._gain(plan, row.id, row.drafts) for row in plan.decode)
+        )
         if plan.propose and self.told:
             result = replace(result, trials=tuple(self._trial(row.id) for row in plan.decode))
         return self.scheduler.apply(plan, result)
@@ -109,6 +117,8 @@ class Engine:
         accepted = self._accepted(id_, drafts)
         self.tokens += 1 + accepted
         ready = self.ready if plan.propose else 0
+        if self.forgets and not drafts and not self._accepted(id_, 1):
+            ready = 0
         return RowTokens(id_, (7,) * (1 + accepted), drafted=drafts, ready=ready, match=self.match)
 
     def _trial(self, id_: str) -> DraftTrial:

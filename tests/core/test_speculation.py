@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -36,6 +37,31 @@ def test_no_acceptance_and_no_batch_is_slower_than_plain_decoding(
     name: str, rows: int, steps: int, chance: float
 ) -> None:
     assert ratio(MACHINES[name], rows, chance, steps=steps) >= 0.98
+
+
+@pytest.mark.parametrize("name", MACHINES)
+@pytest.mark.parametrize("rows", [1, 32])
+@pytest.mark.parametrize("chance", [0.0, 0.2, 0.5])
+@pytest.mark.parametrize("told", [0, 3])
+def test_drafts_that_are_gone_when_they_could_be_verified_cost_no_more(
+    name: str, rows: int, chance: float, told: int
+) -> None:
+    """Nothing was prepared meanwhile, so to wait for them in vain is not free."""
+    machine = MACHINES[name]
+    drafting = Engine(machine, rows, lambda _: chance, machine.budget(), told=told, forgets=True)
+    plain = Engine(machine, rows, lambda _: chance, None, most=0)
+    assert drafting.run(400) / plain.run(400) >= 0.98
+
+
+@pytest.mark.parametrize("rows", [1, 8, 32])
+def test_to_look_for_drafts_takes_a_small_part_of_the_time(rows: int) -> None:
+    machine = replace(HOST_BOUND, look_s=0.000005)
+    drafting = Engine(machine, rows, lambda _: 0.0, machine.budget(), told=3)
+    plain = Engine(machine, rows, lambda _: 0.0, None, most=0)
+    assert drafting.run(400) / plain.run(400) >= 0.98
+    looking = [plan.propose for plan in drafting.plans[100:]]
+    assert any(looking)
+    assert rows == 1 or not all(looking)
 
 
 @pytest.mark.parametrize("rows", [1, 2, 4])

@@ -7,12 +7,16 @@ threshold of batch size or acceptance, and nothing is verified that does not pay
 What is not done is not measured: costs and chances of the way that is off may have changed since. A share of the time
 pays for trials: a step that verifies the drafts of one sequence while steps are plain, and a few plain steps while they
 verify.
+
+Where plain steps are prepared ahead, each run of steps that verify ends with one that was not, and may begin with one
+that waited for nothing: drafts whose first token turns out to be wrong are none. So a step that verifies counts for its
+part of a run, as long as runs have been lately.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -26,6 +30,8 @@ TRIAL_SHARE = 0.005  # of the time
 TRIAL_TOKENS = 4
 FIRST_CREDIT_STEPS = 0.5  # of one sequence, for the first trial of a server that knows nothing
 PLAIN_TRIAL_STEPS = 4  # the first of them waits for the step before
+FIRST_ENDS = 0.125  # of steps that verify are the last of their run, before anything is known
+FORGET = 0.9  # weight of the past against each new step
 NOTHING_READY = "no tokens are proposed"
 _MOST_CREDIT_S = 1.0
 _LEAST_COST = 0.1  # of a plain step: what a trial counts where it is no slower
@@ -35,25 +41,29 @@ _LEAST_COST = 0.1  # of a plain step: what a trial counts where it is no slower
 class DraftBudget:
     """Choice of the draft tokens of each step, at most `most` of a sequence, and what it is learned from.
 
-    `usual` are the chances over all sequences, and `reason` says why the last choice was none; empty if it was not.
+    `usual` are the chances over all sequences, `verifies` says whether the last choice was drafts, and no trial, and
+    `reason` why it was none; empty if it was not.
     """
 
     costs: VerifyCosts
     most: int
     usual: MatchedAcceptance = field(default_factory=MatchedAcceptance)
     reason: str = NOTHING_READY
+    verifies: bool = False
     _credit_s: float = 0.0
     _tried_s: float = 0.0  # what was paid for the trial in flight
     _ratios: dict[int, dict[int, float]] = field(default_factory=dict)
     _plain_left: int = PLAIN_TRIAL_STEPS  # steps of a trial; a server begins with one
-    _verifies: bool = False  # the last choice, and no trial
+    _ends: float = FIRST_ENDS
+    _waits: bool = False  # the last choice, with a step in flight, waits for that
+    _trial: bool = False  # the last choice was one
 
     def __post_init__(self) -> None:
         self._credit_s = FIRST_CREDIT_STEPS * self.costs.plain_s(1)
 
     def could_gain(self, rows: int) -> bool:
-        """Whether drafts would pay in a step of `rows` sequences if all of them were accepted."""
-        return self._bound(rows, 1.0) >= GAIN
+        """Whether drafts would pay in steps of `rows` sequences if all of them were accepted."""
+        return self._bound(rows, 1.0, ends=0.0) >= GAIN
 
     def proposes(self, rows: int) -> bool:
         """Whether drafts are worth having where `rows` sequences decode."""
@@ -68,16 +78,27 @@ class DraftBudget:
         `in_flight`: a step in flight samples another token of each. The first draft is this token then, and is not to
         be verified any more: the choice is what could be done once that step is finished.
         """
+        verified, waited, tried = self.verifies, self._waits, self._trial
+        self._trial = False
+        drafts = self._choose(seqs, in_flight=in_flight)
+        self._waits = in_flight and bool(drafts)
+        if waited and tried and not drafts:
+            self._credit_s -= self.costs.refill_s(len(seqs))
+        elif not in_flight and not self._plain_left and (verified or (waited and not tried)):
+            self._observe_end(not self.verifies)
+        return drafts
+
+    def _choose(self, seqs: Collection[Sequence], *, in_flight: bool) -> dict[Sequence, int]:
         offers = {seq: chances for seq in seqs if seq.ready and (chances := self._chances(seq, in_flight))}
         if not offers:
-            self._verifies = False
+            self.verifies = False
             self.reason = NOTHING_READY
             return {}
         if self._plain_left:
             self._plain_left -= 1
             return {}
         rows = len(seqs)
-        if (bound := self._bound(rows, max(chances[0] for chances in offers.values()))) < GAIN:
+        if (bound := self._bound(rows, max(chances[0] for chances in offers.values()), self._ends)) < GAIN:
             return self._refused(rows, bound, offers, in_flight)
         drafts = [(chance, -place, seq) for seq, chances in offers.items() for place, chance in enumerate(chances)]
         drafts.sort(key=lambda draft: draft[:2], reverse=True)
@@ -85,9 +106,9 @@ class DraftBudget:
         if gain < GAIN:
             return self._refused(rows, gain, offers, in_flight)
         self.reason = ""
-        if self._verifies and self._tries_plain(rows, gain):
+        if self.verifies and self._tries_plain(rows, gain):
             return {}
-        self._verifies = not in_flight
+        self.verifies = not in_flight
         return Counter(seq for _, _, seq in drafts[:count])
 
     def observe(self, seq: Sequence, match: int, drafted: int, accepted: int) -> None:
@@ -101,6 +122,7 @@ class DraftBudget:
     def observe_plain(self, rows: int, seconds: float) -> None:
         """Learn from a plain step of `rows` sequences that followed another."""
         self._earn(seconds)
+        self._ends += TRIAL_SHARE * (FIRST_ENDS - self._ends)
         self.costs.observe_plain(rows, seconds)
 
     def observe_verifying(self, rows: int, drafts: int, seconds: float) -> None:
@@ -111,6 +133,9 @@ class DraftBudget:
             self._tried_s = 0.0
         self.costs.observe_verifying(rows, drafts, seconds)
 
+    def _observe_end(self, ended: bool) -> None:
+        self._ends = FORGET * self._ends + (1 - FORGET) * ended
+
     def _earn(self, seconds: float) -> None:
         self._credit_s = min(_MOST_CREDIT_S, self._credit_s + TRIAL_SHARE * seconds)
 
@@ -119,17 +144,24 @@ class DraftBudget:
         count = min(seq.ready, self.most + in_flight)
         return (seq.acceptance or self.usual).of(seq.match).reached(count)[in_flight:]
 
-    def _bound(self, rows: int, chance: float) -> float:
-        """Return the tokens per second over those of plain steps, at most, if `chance` is the best of all drafts."""
-        scale = self.costs.scale
-        return max((1 + chance * count / rows) * _speed(scale, ratio) for count, ratio in self._sized(rows).items())
+    def _bound(self, rows: int, chance: float, ends: float) -> float:
+        """Return the tokens per second over those of plain steps, at most, if `chance` is the best of all drafts, and
+        the part `ends` of steps is the last of its run."""
+        speed = self._speed(rows, ends)
+        return max((1 + chance * count / rows) * speed(ratio) for count, ratio in self._sized(rows).items())
 
     def _best(self, rows: int, chances: Ordered[float]) -> tuple[float, int]:
         """Return the most tokens per second over those of plain steps, and how many of the drafts give it."""
-        accepted, scale = list(accumulate(chances)), self.costs.scale
+        accepted, speed = list(accumulate(chances)), self._speed(rows, self._ends)
         counts = [(count, ratio) for count, ratio in self._sized(rows).items() if count < len(accepted)]
         counts.append((len(accepted), self.costs.ratio(rows, len(accepted))))
-        return max(((1 + accepted[count - 1] / rows) * _speed(scale, ratio), count) for count, ratio in counts)
+        return max(((1 + accepted[count - 1] / rows) * speed(ratio), count) for count, ratio in counts)
+
+    def _speed(self, rows: int, ends: float) -> Callable[[float], float]:
+        """Return what makes of a ratio of costs the steps that verify in the time of a plain one: less than one,
+        whatever was measured, as they compute more."""
+        scale, end = self.costs.scale, ends * self.costs.refill_s(rows) / self.costs.plain_s(rows)
+        return lambda ratio: 1 / (max(1.0, 1 / (scale * ratio)) + end)
 
     def _sized(self, rows: int) -> dict[int, float]:
         """Return the ratios of costs by numbers of drafts, up to those of all sequences."""
@@ -143,7 +175,7 @@ class DraftBudget:
         self, rows: int, gain: float, offers: dict[Sequence, list[float]], in_flight: bool
     ) -> dict[Sequence, int]:
         """Return the drafts of a trial, as the others don't pay."""
-        self._verifies = False
+        self.verifies = False
         self.reason = f"{rows} sequences would have {gain:.2f} times the tokens per second"
         return self._try_drafts(rows, offers, in_flight)
 
@@ -159,6 +191,7 @@ class DraftBudget:
             count, cost_s = 1, self._trial_s(rows, 1)
         if cost_s > self._credit_s:
             return {}
+        self._trial = True
         if not in_flight:
             self._credit_s -= cost_s
             self._tried_s = cost_s
@@ -175,14 +208,9 @@ class DraftBudget:
         if cost_s > self._credit_s:
             return False
         self._credit_s -= cost_s
-        self._verifies = False
+        self.verifies = False
         self._plain_left = PLAIN_TRIAL_STEPS - 1
         return True
-
-
-def _speed(scale: float, ratio: float) -> float:
-    """The steps that verify in the time of a plain one: less than one, whatever was measured, as they compute more."""
-    return min(1.0, scale * ratio)
 
 
 def _slower_s(verifying_s: float, plain_s: float) -> float:

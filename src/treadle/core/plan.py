@@ -143,6 +143,9 @@ class StepResult(msgspec.Struct, frozen=True):
     """Result of a step. `prefill_s` and `decode_s` are wall seconds of prompts and of decoding, each where it was
     measured by itself; `mixed_s` are those of prompts and decoding rows together.
 
+    `proposing_s` of them were spent on the tokens of rows with the drafts that are ready for them, if it was asked for
+    these.
+
     `evicted` are admitted sequences whose cached tokens could not be taken over. Nothing was computed for them; they
     are admitted again without.
     """
@@ -156,3 +159,4 @@ class StepResult(msgspec.Struct, frozen=True):
     prefill_s: float = 0.0
     decode_s: float = 0.0
     mixed_s: float = 0.0
+    proposing_s: float = 0.0

@@ -158,7 +158,7 @@ class Scheduler:
         if drafts and in_flight:
             return StepPlan(step=self._counters.steps + 1)
         plan, charge = self._plan_builder.build(self._counters.steps + 1, running, demand, budget, drafts)
-        if self._speculation.proposes(len(plan.decode)):
+        if self._speculation.proposes(plan):
             plan = replace(plan, propose=True)
         if not plan.idle:
             self._speculation.planned(plan, now, follows=in_flight)
@@ -389,6 +389,7 @@ class Scheduler:
         )
         self._counters.prefill_s += prefill_s
         self._counters.decode_s += decode_s
+        self._speculation.looked(len(step.plan.decode), result.proposing_s)
 
     def _commit_prefill(self, seq: Sequence | None, count: int) -> None:
         """Settle that the first `count` tokens of `seq` are computed."""

@@ -3,6 +3,10 @@
 The tokens that drafts follow must be known, and so must be what became of drafts before anything follows those. So a
 step that verifies drafts is planned with nothing in flight, and nothing is planned until it is applied; the seconds
 that this takes longer are part of its measured cost. Steps that compute prompts verify nothing.
+
+To look for drafts costs the host time for each sequence. Where steps verify it is a part of their measured cost, too.
+Else drafts are looked for in two steps that follow each other, since the first draft is sampled by the second one, and
+then in none for so long that it takes PROPOSING_SHARE of the time.
 """
 
 from __future__ import annotations
@@ -17,6 +21,9 @@ from .preemption import DecodeDemand
 from .sequence import Sequence
 from .statistics import SpeculationStatistics
 
+PROPOSING_SHARE = 0.01
+_LOOKS = 2  # steps
+_PROPOSING_TIMES = 3  # what drafts cost beside the time in which they are counted: to follow, and to choose them
 _SHOWN_PLACES = 4
 _SHOWN_MATCHES = (2, 4, 8, 16, 32)
 
@@ -42,6 +49,9 @@ class Speculation:
         self._lookahead = lookahead
         self._resolved = resolved
         self._timed: _TimedPlan | None = None
+        self._looks = 0  # plans to come that look for drafts
+        self._paused = 0  # plans behind them that don't
+        self._pause = 0  # the next time
         self._steps = self._rows = self._drafted = self._accepted = 0
 
     def blocks(self, in_flight: Iterable[InFlightStep]) -> bool:
@@ -55,13 +65,30 @@ class Speculation:
         `in_flight` that is to be applied first, if there are any."""
         if self._budget is None:
             return None
-        if len(demand.sequences) < len(running):
+        if len(demand.sequences) < len(running) or (self._pause and not any(seq.ready for seq in demand.sequences)):
             return {}
         return self._budget.choose(demand.sequences, in_flight=in_flight)
 
-    def proposes(self, rows: int) -> bool:
-        """Whether drafts are worth having where `rows` sequences decode."""
-        return self._budget is not None and rows > 0 and self._budget.proposes(rows)
+    def proposes(self, plan: StepPlan) -> bool:
+        """Whether drafts are to be looked for in the step of a plan."""
+        rows = len(plan.decode)
+        if self._budget is None or not rows or not self._budget.proposes(rows):
+            return False
+        if self._looks or plan.verifies:
+            self._looks = max(0, self._looks - 1)
+        elif self._paused:
+            self._paused -= 1
+            return False
+        else:
+            self._looks, self._paused = _LOOKS - 1, self._pause
+        return True
+
+    def looked(self, rows: int, seconds: float) -> None:
+        """Learn that a step of `rows` sequences spent `seconds` on looking for drafts."""
+        if self._budget is not None and seconds:
+            paid_s = PROPOSING_SHARE * self._budget.costs.plain_s(rows)
+            times = _LOOKS * _PROPOSING_TIMES
+            self._pause = 0 if self._budget.verifies else int(times * seconds / paid_s)
 
     def planned(self, plan: StepPlan, now: float, *, follows: bool) -> None:
         """Learn how long the plan before took, as `plan` has been made."""

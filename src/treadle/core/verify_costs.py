@@ -46,6 +46,10 @@ class VerifyCosts:
         """Return the expected seconds of a step that verifies `drafts` tokens in all."""
         return self._verifying_scale.value * self._verifying(rows, drafts)
 
+    def refill_s(self, rows: int) -> float:
+        """Return the expected seconds that a plain step takes longer where none is in flight before it."""
+        return max(0.0, self.verifying_s(rows, 0) - self.plain_s(rows))
+
     def observe_plain(self, rows: int, seconds: float) -> None:
         """Learn from a plain step."""
         self._verifying_scale.follow(self._plain_scale.observe(seconds, self._plain.at(rows)))

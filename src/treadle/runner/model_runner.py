@@ -358,8 +358,11 @@ class ModelRunner:
             self._speculation.observe(step, self._rows)
         trials = self._follow(step, seconds) if step.propose else ()
         offer = self._speculation.offer if step.propose else None
+        began = self._clock()
+        rows = tuple(step.gained(tokens, found, offer) if verified is None else verified.gained(offer))
         return StepResult(
-            rows=tuple(step.gained(tokens, found, offer) if verified is None else verified.gained(offer)),
+            rows=rows,
+            proposing_s=self._clock() - began if step.propose else 0.0,
             trials=trials,
             scores=tuple(RowScores(id=id_, logprobs=logprobs) for id_, logprobs in scores.items()),
             vectors=vectors,
