@@ -22,8 +22,10 @@ from treadle.runner.base import RunnerBroken
 from treadle.runner.build import build
 from treadle.runner.device import memory
 from treadle.runner.device.owner_thread import OutOfMemory, WrongThread
+from treadle.runner.kv.backend import WarmPass
 from treadle.runner.loading.loader import load
 from treadle.runner.loading.model import LoadedModel
+from treadle.runner.loading.warmup import warm_up
 from treadle.runner.model_runner import ModelRunner
 
 
@@ -551,6 +553,24 @@ def test_the_warm_up_leaves_nothing_behind(runner: ModelRunner) -> None:
     runner.warm_up()
     assert mx.get_active_memory() <= before
     assert runner.statistics().kv_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("one", "named"),
+    [
+        (WarmPass(4), "the first step of 4 sequences took 60 s"),
+        (WarmPass(4, drafts=3), "the first step of 4 sequences with 3 drafts each took 60 s"),
+        (WarmPass(chunks=(2048, 64)), "the first prompt chunk of 2,048 and 64 tokens took 60 s"),
+        (WarmPass(2, (64,)), "the first step of 2 sequences beside a prompt chunk of 64 tokens took 60 s"),
+    ],
+)
+def test_a_pass_of_the_warm_up_that_takes_long_is_told(
+    runner: ModelRunner, one: WarmPass, named: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("treadle.runner.loading.warmup.run_pass", lambda runner, one: 60.0)
+    with caplog.at_level("INFO"):
+        warm_up(runner, [one])
+    assert caplog.messages == [named]
 
 
 @pytest.mark.parametrize("call", [0, 1, 2])

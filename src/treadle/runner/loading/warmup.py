@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 from ...core.messages import Pooling, Sampling, Submit
@@ -9,14 +10,19 @@ from ...core.plan import Admit, DecodeRow, PrefillChunk, StepPlan
 from ..kv.backend import WarmPass
 from .synthetic_steps import SALT, Warmable, run_pass
 
+_log = logging.getLogger(__name__)
+
 _PROMPT = (0, 1, 0)
+_SLOW_S = 5.0
+"""A pass that takes longer compiles kernels, as a rule: a start that takes minutes says for what."""
 
 
 def warm_up(runner: Warmable, passes: Sequence[WarmPass], drafts: int = 0) -> None:
     """Run the KV backend's `passes`, then prefill and decode two sequences, one greedy and one with every stage of
     sampling, and verify up to `drafts` draft tokens of them. Leaves nothing behind, also when it raises."""
     for one in passes:
-        run_pass(runner, one)
+        if (seconds := run_pass(runner, one)) > _SLOW_S:
+            _log.info("the first %s took %.0f s", _named(one), seconds)
     every = Sampling(temperature=1.0, top_p=0.9, top_k=8, repetition_penalty=1.1)
     requests = [
         Submit(id="warm-up 0", prompt=_PROMPT, max_tokens=8, salt=SALT),
@@ -38,6 +44,15 @@ def warm_up(runner: Warmable, passes: Sequence[WarmPass], drafts: int = 0) -> No
     finally:
         for request in requests:
             runner.release(request.id)
+
+
+def _named(one: WarmPass) -> str:
+    """Name a pass for people."""
+    decoding = f"step of {one.decoding} sequences" if one.decoding else ""
+    drafts = f" with {one.drafts} drafts each" if one.drafts else ""
+    chunks = " and ".join(f"{size:,}" for size in one.chunks)
+    prompt = f"prompt chunk of {chunks} tokens" if chunks else ""
+    return f"{decoding}{drafts}{' beside a ' if decoding and prompt else ''}{prompt}"
 
 
 def warm_up_pooling(runner: Warmable, pooling: Pooling) -> None:

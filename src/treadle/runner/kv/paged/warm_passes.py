@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from ....core.plan import MAX_SCORED_TOKENS
 from ...forward.batch_buckets import decode_bucket, mixed_bucket
 from ..backend import WarmLimits, WarmPass
 
@@ -15,8 +16,6 @@ _KERNEL_SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96)
 _PASS_SIZES = (128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
 _LONG = 2048
 """The longest chunk for which passes are compiled ahead."""
-_MOST_VERIFYING = 256
-"""Tokens of the largest batches that are warmed up to verify drafts."""
 _MOST_MIXED = 400
 """Passes of sequences that decode beside a chunk, of which fewer than there are programs are compiled ahead."""
 
@@ -44,7 +43,7 @@ def verifying_passes(block: int, blocks: int, limits: WarmLimits) -> list[WarmPa
     """Batches that verify drafts: of one sequence any number of them, and for each bucket of tokens few drafts of many
     sequences, and more of fewer."""
     passes = [WarmPass(1, drafts=count) for count in range(1, limits.draft_tokens + 1)]
-    for size in _buckets(decode_bucket, min(_MOST_VERIFYING, limits.max_running * (1 + limits.draft_tokens))):
+    for size in _buckets(decode_bucket, min(MAX_SCORED_TOKENS, limits.max_running * (1 + limits.draft_tokens))):
         for drafts in (1, 3, 7):
             rows = size // (1 + drafts)
             if 1 < rows <= limits.max_running and drafts <= limits.draft_tokens and rows * (1 + drafts) == size:
