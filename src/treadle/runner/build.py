@@ -12,7 +12,6 @@ from ..core.messages import SpeculationCapabilities
 from ..errors import ConfigError, ModelError
 from ..grammar.compiler import GrammarCompiler
 from ..grammar.vocabulary import VocabularyThread
-from ..units import size
 from .base import Progress
 from .device.blas import BlasReport, blas_status
 from .device.blas_threads import ThreadGovernor
@@ -22,6 +21,7 @@ from .drafting.either import Either
 from .drafting.lookup import LookupDrafter
 from .drafting.model import ModelDrafter
 from .drafting.mtp import MtpDrafter
+from .loading.budget import check_budget
 from .loading.draft import DraftModel, load_beside
 from .loading.loader import load
 from .loading.model import LoadedModel
@@ -154,10 +154,4 @@ def _governor(blas: BlasReport | None) -> Callable[[], None]:
 
 def _check_budget(model: LoadedModel) -> None:
     """Raises ConfigError where the budget does not hold the least that the KV backend needs."""
-    budget, least = model.kv_budget_bytes, model.choice.config.least_memory(model.max_running)
-    if 0 < budget < least.nbytes:
-        raise ConfigError(
-            f"{model.name} needs {size(least.nbytes)} of cache for {least.holds}, and {size(budget)} are there: "
-            f"{least.fix}",
-            param="memory",
-        )
+    check_budget(model.name, model.kv_budget_bytes, model.choice.config.least_memory(model.max_running))

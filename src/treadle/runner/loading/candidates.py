@@ -28,6 +28,7 @@ from ..recurrent.layer import Recurrences
 from .attention_shape import attention_shapes, latent_layers
 from .backend_choice import BackendRequest, Rejection
 from .backend_self_test import SelfTestFailed, pages_for, self_test
+from .budget import check_budget
 from .reference import Reference, Trial
 from .routed_layers import known_attention, routed_layers
 
@@ -85,12 +86,14 @@ def paged(
 ) -> PagedConfig:
     """As many pages as `budget` bytes hold, tested with the reference's module. Its layers are fused; where that can't
     be, the reason is added to `rejected`. With 8 `bits` keys and values are stored as int8. Steps compute at most
-    `step_tokens` tokens of `max_running` sequences (0: not known)."""
+    `step_tokens` tokens of `max_running` sequences (0: not known). Raises Unsupported, and ConfigError where `budget`
+    is too small."""
     if not budget:
         raise Unsupported("nothing says how much memory there is for pages")
     config = page_layers(reference.library, reference.module, bits, kernels)
     config = replace(config, max_running=max_running, step_tokens=step_tokens, context=reference.context)
     config = replace(config, recurrences=recurrences()).with_memory(budget)
+    check_budget("the model", budget, config.least_memory(max_running))  # the tests take minutes with some models
     if config.int8:
         reference = reference.for_int8()
     try:
