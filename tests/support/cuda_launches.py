@@ -233,13 +233,21 @@ def _part(launch: Launch, q: Any, packed: Any, first: int, position: int, span: 
     scores = queries @ keys.transpose(0, 2, 1) * (np.log2(np.e) if t.get("LATENT") else _number(t["SCALE"]))
     if t["CAP"]:
         scores = _number(t["CAP"]) * np.tanh(scores)
-    here = (position + packed // t["REP"])[:, None]
-    sees = positions <= here
-    if t["WINDOW"]:
-        sees &= positions > here - t["WINDOW"]
+    sees = _sees(launch, first + packed // t["REP"], position + packed // t["REP"], positions)
     most = np.where(sees, scores, LOWEST).max(axis=-1)
     weights = np.where(sees, np.exp2(np.minimum(scores - most[..., None], 0)), 0)
     return _Part(most, weights.sum(axis=-1), weights @ values)
+
+
+def _sees(launch: Launch, tokens: Any, own: Any, positions: Any) -> Any:
+    """Which of the cached `positions` each of the `tokens` at its `own` position sees."""
+    window = launch.template["WINDOW"]
+    if "visible" in launch.arrays:
+        assert not window, "a window is in what tokens see"
+        first, last = launch.view("visible")[tokens].T
+        return (positions >= first[:, None]) & (positions <= last[:, None])
+    sees = positions <= own[:, None]
+    return sees & (positions > own[:, None] - window) if window else sees
 
 
 def _rotate(launch: Launch) -> list[Any]:

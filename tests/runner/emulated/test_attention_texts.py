@@ -90,6 +90,27 @@ def test_other_attention_sees_its_rows(name: str, monkeypatch: pytest.MonkeyPatc
     twins.step({"c": 1, "b": 1, "a": 1})
 
 
+BOUNDED = {
+    "64, windowed": Attention(64, mx.bfloat16, heads=2, rep=2, window=48),
+    "128 of 8 bits, windowed": Attention(128, mx.float16, heads=1, rep=4, window=40, bits=8),
+    "256, windowed, on a small chip": Attention(256, mx.bfloat16, heads=1, rep=3, window=100, shared=99),
+    "512 with sinks, windowed": Attention(512, mx.float16, heads=2, rep=8, window=50, sinks=True),
+    "64 with sinks": Attention(64, mx.float16, heads=1, rep=8, sinks=True),
+}
+
+
+@pytest.mark.parametrize("name", BOUNDED)
+def test_tokens_see_what_their_columns_say(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Windows of positions with gaps, and blocks that see all of themselves: in decode and prefill tiles, whole and in
+    parts that are merged."""
+    twins = Twins(BOUNDED[name], random.Random(9), seed=1, columns=True)
+    twins.step({"a": 90, "b": 3, "c": 37})
+    few_slots(monkeypatch, 16)
+    twins.step({"a": 1, "b": 1, "c": 2})
+    twins.step({"a": 1, "b": 150, "c": 2}, scale=STEEP if BOUNDED[name].bits == 16 else PEAKED)
+    twins.step({"c": 1, "b": 1, "a": 1})
+
+
 def test_a_long_row_is_merged_out_of_many_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """More parts than a merge looks at together, in both kernels."""
     kind = KINDS["64"]

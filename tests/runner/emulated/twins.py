@@ -10,6 +10,7 @@ import mlx.core as mx
 import numpy as np
 
 from tests.runner.backends import Driven, segment
+from tests.runner.columns import blocks, sparse
 from tests.support.cuda import ReferenceKernel, ReferenceKernels
 from tests.support.emulated import EmulatedKernel, EmulatedKernels, host, shuffled
 from treadle.runner.device.properties import DeviceProperties
@@ -91,10 +92,13 @@ class Wide(ReferenceKernels):
 
 
 class Twins:
-    """Rows in pages of both, with NaNs wherever no token was written."""
+    """Rows in pages of both, with NaNs wherever no token was written. With `columns` tokens have positions with gaps,
+    and some see those behind them."""
 
-    def __init__(self, attention: Attention, dice: random.Random, *, seed: int = 0) -> None:
+    def __init__(self, attention: Attention, dice: random.Random, *, seed: int = 0, columns: bool = False) -> None:
         self._attention = attention
+        self._dice = dice if columns else None
+        self._ends: dict[str, int] = {}
         self._numbers = np.random.default_rng(dice.randrange(1 << 30))
         self._real = attention.layout(kernels_of(seed), attention.dtype, attention.chip)
         self._plain = attention.layout(Wide, mx.float32, DeviceProperties(shared=2 * DeviceProperties().shared))
@@ -135,8 +139,16 @@ class Twins:
                 self._plain.admit(row)
             start = self._lengths.setdefault(row, 0)
             self._lengths[row] += count
-            pieces.append(segment(row, (0,) * count, start))
+            pieces.append(segment(row, (0,) * count, start, **self._columns(row, start, count)))
         return self._real.order(pieces)
+
+    def _columns(self, row: str, start: int, count: int) -> dict[str, Any]:
+        """Positions of a row's next tokens, and what some of them see."""
+        if self._dice is None:
+            return {}
+        positions = sparse(self._dice, count, self._ends.get(row, -1) + 1)
+        self._ends[row] = int(positions[-1])
+        return {"positions": positions, "last_visible": blocks(self._dice, start, count)}
 
     def _random(self, *shape: int, scale: float = 1.0) -> Any:
         return mx.array(self._numbers.normal(0, scale, shape).astype(np.float32)).astype(self._attention.dtype)

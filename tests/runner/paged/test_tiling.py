@@ -126,6 +126,31 @@ def test_many_rows_are_covered_once(data: st.DataObject, rep: int, window: int, 
     check(some, prefill_tiles(some, rep=rep, heads=heads, window=window, dim=dim), rep, window, heads)
 
 
+@given(data=st.data(), rep=REP, few=st.booleans())
+def test_tiles_cover_what_tokens_see(data: st.DataObject, rep: int, few: bool) -> None:
+    """From the first cached token that one of a tile's tokens sees to the last, as close as fragments are."""
+    most = max(1, DECODE_ROWS[-1] // rep) if few else 300
+    some = segments(data.draw(st.lists(st.tuples(st.integers(1, most), POSITIONS), min_size=1, max_size=5)))
+    own = np.concatenate([np.arange(line[POSITION], line[POSITION] + line[COUNT]) for line in some])
+    ends = np.repeat(some[:, POSITION] + some[:, COUNT], some[:, COUNT])
+    dice = np.random.default_rng(data.draw(st.integers(0, 99)))
+    visible = np.stack([dice.integers(0, own + 1), dice.integers(own, ends)], axis=1).astype(np.int32)
+    if few:
+        tiles = decode_tiles(some, rep=rep, heads=2, visible=visible)
+    else:
+        tiles = prefill_tiles(some, rep=rep, heads=2, dim=64, visible=visible)
+    assert tiles.visible is visible
+    spans: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
+    for item in items_of(tiles):
+        tokens = visible[item[0] + item[2] // rep : item[0] + (item[2] + item[1] - 1) // rep + 1]
+        spans[int(item[0]), int(item[2])].append((int(item[4]), int(item[5])))
+        if item[7] >> 16 == (item[7] & 0xFFFF) - 1:
+            parts = spans[int(item[0]), int(item[2])]
+            assert all(before[1] == after[0] for before, after in pairwise(parts))
+            step = TILE if few else 32
+            assert (parts[0][0], parts[-1][1]) == (tokens[:, 0].min() // step * step, tokens[:, 1].max() + 1)
+
+
 @given(
     data=st.data(),
     rep=st.integers(1, 128),

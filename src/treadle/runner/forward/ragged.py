@@ -17,6 +17,7 @@ import numpy.typing as npt
 from ..device.staging import Put, direct
 from ..mlxlm import FETCHED, Selection, keeping
 from .batch_buckets import decode_bucket, head_bucket
+from .positions import joined, positions_of, visible
 from .segments import ForwardOutput, RowSegment
 
 Numbers = npt.NDArray[np.int32]
@@ -26,11 +27,16 @@ class RaggedBatch:
     """The tokens of `segments`, in their order.
 
     Segment i has the `counts[i]` tokens `firsts[i]` to `ends[i]` of the batch, which has `count` (T) in all. In its
-    sequence they stand at positions from `starts[i]` on; `positions` (T,) are those of all tokens. `owned` are the
-    indices of segments that are no padding, None where all are. With `in_buckets` the batch was padded to a bucket.
+    sequence's cache they have indices from `starts[i]` on; `indices` (T,) are those of all tokens. `positions` (T,), or
+    (T, 3), are the same array unless the batch has `columns`: positions of tokens, or last ones that they see. `owned`
+    are the indices of segments that are no padding, None where all are. With `in_buckets` the batch was padded to a
+    bucket.
     """
 
-    __slots__ = ("count", "counts", "ends", "firsts", "in_buckets", "owned", "positions", "segments", "starts")
+    __slots__ = (
+        *("columns", "count", "counts", "ends", "firsts", "in_buckets", "indices", "owned", "positions"),
+        *("segments", "starts"),
+    )
 
     def __init__(self, segments: Sequence[RowSegment], *, in_buckets: bool = False) -> None:
         self.segments = segments
@@ -40,9 +46,17 @@ class RaggedBatch:
         self.firsts: Numbers = self.ends - self.counts
         self.count = int(self.ends[-1])
         self.starts: Numbers = np.array([segment.start for segment in segments], np.int32)
-        self.positions = _ranges(self.starts, self.counts)
+        self.indices = self.positions = _ranges(self.starts, self.counts)
+        self.columns = any(segment.has_columns for segment in segments)
+        if self.columns:
+            self.positions = joined([positions_of(segment) for segment in segments])
         owned = [i for i, segment in enumerate(segments) if not segment.padding]
         self.owned = None if len(owned) == len(segments) else owned
+
+    def visible(self, window: int, chunk: int = 0) -> Numbers | None:
+        """The first and the last cached token (T, 2) that each token sees in layers with a `window`, or that attend
+        within a `chunk` (0: neither); None where they are those of plain text."""
+        return visible(self.segments, window, chunk) if self.columns else None
 
     @property
     def real(self) -> Sequence[RowSegment]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import mlx.core as mx
 import msgspec
+from msgspec.structs import replace
 
 
 @dataclass(slots=True, eq=False)
@@ -16,16 +17,18 @@ class KvSequence:
 
     `tokens` are all that are known, the prompt and what was generated; its owner may append to them. `salt` separates
     its prefixes from those of other tenants. `kv` is the backend's own state, None while the backend holds nothing.
+    `positions` are those of its tokens where some are apart from the index (`SequencePositions`).
     """
 
     id: str
     salt: str
     tokens: Sequence[int]
     kv: Any = field(default=None, init=False)
+    positions: Any = field(default=None, init=False)
 
 
 class RowSegment(msgspec.Struct, frozen=True):
-    """The consecutive tokens that one sequence computes in a step; the first has position `start` of the sequence.
+    """The consecutive tokens that one sequence computes in a step; the first has index `start` in its cache.
 
     Where `previous` is not negative, the last token is the one sampled at that index of the step before, and its value
     here is ignored. `wants` is the number of last tokens whose logits are needed: 0, 1 or all. With `picks` the next
@@ -33,6 +36,11 @@ class RowSegment(msgspec.Struct, frozen=True):
     needed, where a pass is asked for any. `beside` is the number of tokens that a decode row computes beside the one
     that it feeds: `drafts` behind it, and tokens that are computed again before it. `states` (n, D) are hidden states
     that an MTP head joins with the tokens. A segment with `padding` fills a batch up to its bucket.
+
+    `positions` (n,) are rotary positions apart from the index, which do not decrease over a sequence. None stands for
+    the index, or for those that follow the positions of the sequence's tokens before: text that is decoded behind such
+    tokens needs none. Windows count positions. `last_visible` (n,) is the index of the last token that each one sees,
+    itself or one behind it in this segment (None: itself).
     """
 
     sequence: KvSequence
@@ -46,6 +54,8 @@ class RowSegment(msgspec.Struct, frozen=True):
     beside: int = 0
     drafts: int = 0
     states: Any = None
+    positions: Any = None
+    last_visible: Any = None
 
     @property
     def id(self) -> str:
@@ -61,6 +71,21 @@ class RowSegment(msgspec.Struct, frozen=True):
     def end(self) -> int:
         return self.start + len(self.tokens)
 
+    @property
+    def has_columns(self) -> bool:
+        """Whether tokens have positions apart from their index, or see tokens behind them."""
+        own = self.positions is not None or self.last_visible is not None
+        return own or self.sequence.positions is not None
+
+    def part(self, start: int, end: int, **changed: Any) -> RowSegment:
+        """The tokens from index `start` to `end` as a segment of their own, with fields `changed`."""
+        low, high = start - self.start, end - self.start
+        columns = {name: value[low:high] for name in _COLUMNS if (value := getattr(self, name)) is not None}
+        return replace(self, tokens=self.tokens[low:high], start=start, **columns, **changed)
+
+
+_COLUMNS = ("positions", "last_visible")
+"""Fields with a value for each token."""
 
 _NOBODY = KvSequence("", "", ())
 

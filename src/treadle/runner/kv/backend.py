@@ -64,6 +64,8 @@ class KvBackend(Protocol):
 
     A sequence may verify up to `draft_tokens` draft tokens in a pass (0: none, for the reason `no_drafts`). Where the
     backend `replays`, states can't be cut everywhere: `retract` may leave less of a sequence than it is asked to.
+
+    Segments may have columns (`RowSegment.positions` and others), unless there is a reason against it, `no_positions`.
     """
 
     @property
@@ -100,6 +102,9 @@ class KvBackend(Protocol):
 
     @property
     def no_drafts(self) -> str: ...
+
+    @property
+    def no_positions(self) -> str: ...
 
     @property
     def replays(self) -> bool: ...

@@ -129,12 +129,7 @@ def _parts(segment: RowSegment, marks: Sequence[int]) -> list[RowSegment]:
         return [segment]
     first = segment.end - segment.hidden
     parts = [
-        replace(
-            segment,
-            tokens=segment.tokens[start - segment.start : end - segment.start],
-            start=start,
-            hidden=max(0, end - max(start, first)),
-        )
+        segment.part(start, end, hidden=max(0, end - max(start, first)))
         for start, end in pairwise([segment.start, *inside, segment.end])
     ]
     return [*(replace(part, wants=0, picks=False, previous=-1) for part in parts[:-1]), parts[-1]]

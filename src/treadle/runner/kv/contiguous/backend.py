@@ -109,6 +109,7 @@ class ContiguousBackend:
     block = STEP
     launches_ahead = False
     chunk_sizes: tuple[int, ...] = ()
+    no_positions = ""
 
     def __init__(self, config: ContiguousConfig, module: Any, live: Live) -> None:
         self.blocks = config.blocks
@@ -298,6 +299,8 @@ class ContiguousBackend:
             PlacedSegment(first, len(segment.tokens), segment.end, segment.sequence.kv.buffers)
             for segment, first in zip(batch.segments, batch.firsts.tolist(), strict=True)
         ]
+        if batch.columns:
+            placed = [replace(one, row=segment) for one, segment in zip(placed, batch.segments, strict=True)]
         self._step.singles = [one for one in placed if one.count == 1]
         self._step.longer = [one for one in placed if one.count > 1]
         self._step.positions = mx.array(batch.positions)
@@ -315,8 +318,9 @@ class ContiguousBackend:
         wants = [segment.wants for segment in batch.segments]
         if self._config.narrows and max(wants) == 1 and sum(wants) < batch.count:
             wanted = [one for one, wants_it in zip(placed, wants, strict=True) if wants_it]
-            self._step.wanted = [PlacedSegment(i, 1, one.end, one.buffers) for i, one in enumerate(wanted)]
-            self._step.ends = mx.array([one.end - 1 for one in wanted], mx.int32)
+            self._step.wanted = [one.last(i) for i, one in enumerate(wanted)]
+            ends = [one.first + one.count - 1 for one in wanted]
+            self._step.ends = mx.array(batch.positions[ends])
 
     # Prefixes ----------------------------------------------------------------------------------------------------
 

@@ -4,24 +4,43 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
 import mlx.core as mx
 
+from ...forward.positions import Numbers, visible
+from ...forward.segments import RowSegment
 from ...mlxlm import FETCHED, LayerWritten, Window, identity
 from .buffer import Buffer
 
 
 @dataclass(slots=True, eq=False)
 class PlacedSegment:
-    """Tokens `first` to `first + count` of a batch, up to position `end` of a sequence with `buffers`, one a layer."""
+    """Tokens `first` to `first + count` of a batch, up to index `end` of a sequence with `buffers`, one a layer. `row`
+    is the segment where the batch has columns."""
 
     first: int
     count: int
     end: int
     buffers: Sequence[Buffer]
+    row: RowSegment | None = None
+    _visible: dict[tuple[int, int], Numbers | None] = field(default_factory=dict, init=False, repr=False)
+
+    def last(self, first: int) -> PlacedSegment:
+        """The last token alone, as token `first` of a batch."""
+        row = None if self.row is None else self.row.part(self.end - 1, self.end)
+        return PlacedSegment(first, 1, self.end, self.buffers, row)
+
+    def visible(self, window: int, chunk: int) -> Numbers | None:
+        """What the tokens see, as `positions.visible` has it."""
+        if self.row is None:
+            return None
+        key = window, chunk
+        if key not in self._visible:
+            self._visible[key] = visible([self.row], window, chunk)
+        return self._visible[key]
 
 
 @dataclass
@@ -167,8 +186,11 @@ class ContiguousLayer:
     def _longer(self) -> Iterator[PlacedSegment]:
         """The segments of several tokens, in a chunked layer as parts that are in one chunk each."""
         for segment in self._step.longer:
+            if not self._chunk or segment.visible(0, self._chunk) is not None:
+                yield segment
+                continue
             start, end = segment.end - segment.count, segment.end
-            borders = range(start // self._chunk * self._chunk + self._chunk, end, self._chunk) if self._chunk else ()
+            borders = range(start // self._chunk * self._chunk + self._chunk, end, self._chunk)
             for low, high in pairwise([start, *borders, end]):
                 yield PlacedSegment(segment.first + low - start, high - low, high, segment.buffers)
 
@@ -178,9 +200,10 @@ class ContiguousLayer:
         """Attention (n, query heads, 1, DV) of one segment with `queries` (1, query heads, n, D)."""
         keys, values = self._seen(segment, window)
         seen = keys.shape[2]
-        mask: Any = "causal"
-        if softcap or (window and segment.end > window):
-            mask = _window_mask(segment.count, seen, window or seen)
+        mask = self._mask(segment, window, seen)
+        if mask is None:
+            narrow = softcap or (window and segment.end > window)
+            mask = _window_mask(segment.count, seen, window or seen) if narrow else "causal"
         if softcap:
             grouped = (queries * scale).reshape(1, keys.shape[1], -1, *queries.shape[2:])
             out = _attend_by_matmuls(grouped, keys[:, :, None], values[:, :, None], softcap, mask).flatten(1, 2)
@@ -203,7 +226,8 @@ class ContiguousLayer:
             latent, rotated_keys = self._seen(segment, 0)
             own = mx.concatenate([_part_of(queries, segment), _part_of(rotated, segment)], axis=-1)
             keys = mx.concatenate([latent, rotated_keys], axis=-1)
-            out = _fused(own, keys, latent, scale=1.0, mask="causal")
+            mask = self._mask(segment, 0, latent.shape[2])
+            out = _fused(own, keys, latent, scale=1.0, mask="causal" if mask is None else mask)
             parts.append(out[0].transpose(1, 0, 2)[:, :, None])
         return parts[0] if len(parts) == 1 else mx.concatenate(parts)
 
@@ -211,6 +235,7 @@ class ContiguousLayer:
         """What `choose` returns for each segment, single tokens first: the cached tokens that it attends to, as a mask
         (1, 1 or query heads, n, S) or as indices, None for all. It gets the segment's part (1, heads, n, D) of each of
         `arrays` (T, heads, 1, D), and this layer's keys (1, kv heads, S, D). None where it chose all everywhere."""
+        assert all(one.visible(0, 0) is None for one in self._segments), "choices are made of the tokens before"
         made = [
             choose(*(_part_of(array, segment) for array in arrays), self._seen(segment, 0)[0])
             for segment in self._segments
@@ -247,10 +272,23 @@ class ContiguousLayer:
 
     def _seen(self, segment: PlacedSegment, window: int) -> tuple[Any, Any]:
         """Keys and values that the segment's tokens see."""
+        visible = segment.visible(window, self._chunk)
+        if visible is not None:
+            return self._buffer(segment).between(int(visible[:, 0].min()), segment.end)
         low = max(0, segment.end - (window - 1 + segment.count)) if window else 0
         if self._chunk:
             low = max(low, (segment.end - 1) // self._chunk * self._chunk)
         return self._buffer(segment).between(low, segment.end)
+
+    def _mask(self, segment: PlacedSegment, window: int, seen: int) -> Any | None:
+        """Mask (n, seen) of the segment's tokens over the last `seen` cached ones, where what they see does not follow
+        from their places."""
+        visible = segment.visible(window, self._chunk)
+        if visible is None:
+            return None
+        first, last = mx.split(mx.array(visible - (segment.end - seen)), 2, axis=1)
+        others = mx.arange(seen)[None]
+        return (others >= first) & (others <= last)
 
     def _buffer(self, segment: PlacedSegment) -> Buffer:
         return segment.buffers[self._index]

@@ -38,6 +38,7 @@ UNKNOWN_BUDGET = 2 << 30
 """Bytes for caches, where nothing says how much memory there is: half of it at most is for snapshots."""
 _UNCUT = "mlx-lm's caches can be cut for all sequences of a batch alike, and not for each by itself"
 _ONE_BY_ONE = "its requests are decoded one by one, in caches of mlx-lm's, not all of which can be cut"
+_COUNTED = "mlx-lm's caches count the tokens that they hold, and take the number for the position"
 _NO_CACHE = "the runner holds no cache for this request"
 
 
@@ -82,6 +83,7 @@ class PaddedBackend:
     chunk_sizes: tuple[int, ...] = ()
     draft_tokens = 0
     replays = False
+    no_positions = _COUNTED
 
     def __init__(self, config: PaddedConfig, module: Any, live: Live, clock: Clock) -> None:
         self.name = config.name
@@ -239,6 +241,7 @@ class PaddedBackend:
     def compute(self, segments: Sequence[RowSegment], previous: Any | None, *, hidden: bool = False) -> ForwardOutput:
         """Prompts are computed at once, up to the tokens whose logits are sampled from; those share a pass, and are all
         that is computed when it is run again."""
+        assert not any(segment.has_columns for segment in segments), self.no_positions
         done = ForwardOutput()
         if self.lookahead and is_repeated(segments):
             self._take_back(segments)

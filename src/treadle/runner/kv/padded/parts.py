@@ -25,10 +25,7 @@ def parts_of(segment: RowSegment) -> list[RowSegment]:
     if state is None or segment.wants or segment.hidden > 1:
         return [segment]
     inside = [end for end in state.checkpoints if segment.start < end < segment.end]
-    parts = [
-        replace(segment, tokens=segment.tokens[start - segment.start : end - segment.start], start=start, hidden=0)
-        for start, end in pairwise([segment.start, *inside, segment.end])
-    ]
+    parts = [segment.part(start, end, hidden=0) for start, end in pairwise([segment.start, *inside, segment.end])]
     return [*parts[:-1], replace(parts[-1], hidden=segment.hidden)]
 
 

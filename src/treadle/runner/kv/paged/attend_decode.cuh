@@ -81,10 +81,10 @@ __device__ inline unsigned halved(unsigned two, __nv_bfloat16) {
 // memory, filled ahead by asynchronous copies over the ends of items, so that memory is never waited for twice, and its own
 // running softmax. Tokens are the tensor cores' rows and packed rows their columns: eight rows fill a fragment.
 template <typename T, typename S, int D, int DV, int REP, int PAGE, int WINDOW, int CAP, bool SINKS, int ROWS, int STAGES,
-          int WARPS>
+          int WARPS, bool BOUNDED>
 __device__ inline void attend_decode(const T* q, const S* pool, const float* kv_scales, const T* sinks, const int* pages,
-                                     const int* items, const int* starts, float factor, T* out, float* partial,
-                                     float* scales, int* counters, int heads) {
+                                     const int* items, const int* starts, const int* bounds, float factor, T* out,
+                                     float* partial, float* scales, int* counters, int heads) {
   constexpr bool SMALL = sizeof(S) == 1;
   constexpr float RAISED = 1024.0f;
   constexpr int TILE = 16, GROUPS = ROWS / 8, LINE = DV + 4;
@@ -184,7 +184,7 @@ __device__ inline void attend_decode(const T* q, const S* pool, const float* kv_
       }
     }
     float o[GROUPS][V_STEPS][4], m[GROUPS][2], l[GROUPS][2];
-    int seen[GROUPS][2];
+    int seen[GROUPS][2], first_seen[GROUPS][2];
 #pragma unroll
     for (int n = 0; n < GROUPS; ++n) {
 #pragma unroll
@@ -195,7 +195,13 @@ __device__ inline void attend_decode(const T* q, const S* pool, const float* kv_
       for (int c = 0; c < 2; ++c) {
         m[n][c] = LOWEST;
         l[n][c] = 0.0f;
-        seen[n][c] = item.position + (n * 8 + 2 * t + c) / REP;
+        const int row = n * 8 + 2 * t + c;
+        seen[n][c] = item.position + row / REP;
+        if constexpr (BOUNDED) {
+          const int* own = bounds + 2 * (item.token + min(row, item.rows - 1) / REP);
+          first_seen[n][c] = own[0];
+          seen[n][c] = own[1];
+        }
         if (SINKS && warp == 0 && item.split == 0) {  // once, however the cached tokens are split
           m[n][c] = sink_of<T, REP>(sinks, h, n * 8 + 2 * t + c);
           l[n][c] = g == 0 ? 1.0f : 0.0f;
@@ -243,7 +249,8 @@ __device__ inline void attend_decode(const T* q, const S* pool, const float* kv_
 #pragma unroll
           for (int half = 0; half < 2; ++half) {
             const int at = base + 8 * half;
-            const bool sees = at < item.hi && at <= seen[n][c] && (WINDOW == 0 || at > seen[n][c] - WINDOW);
+            bool sees = at < item.hi && at <= seen[n][c] && (WINDOW == 0 || at > seen[n][c] - WINDOW);
+            if constexpr (BOUNDED) sees = sees && at >= first_seen[n][c];
             float& score = s[n][2 * half + c];
             score = sees ? capped<CAP>(score * (SMALL ? factor * kept[g + 8 * half] : factor)) : NEVER;
             most = fmaxf(most, score);

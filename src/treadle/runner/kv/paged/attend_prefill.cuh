@@ -239,9 +239,10 @@ __device__ inline void leave(const Item& item, const float (&o)[F][DV / 8][4], c
 // of 256 dimensions its registers hold the sums of 16. Blocks have 128 threads (256 at D > 128) and
 // ((128 + 2 * TILE) * ROW_OF<D> + 2 * TILE * ROW_OF<DV>) * 2 bytes. They start in the order of the items, all heads of one
 // after another: the longest items should come first.
-template <typename T, int D, int DV, int REP, int PAGE, int WINDOW, int CAP, bool SINKS, int TILE>
+template <typename T, int D, int DV, int REP, int PAGE, int WINDOW, int CAP, bool SINKS, int TILE, bool BOUNDED>
 __device__ inline void attend_prefill(const T* q, const T* pool, const T* sinks, const int* pages, const int* items,
-                                      float factor, T* out, float* partial, float* scales, int* counters, int heads) {
+                                      const int* bounds, float factor, T* out, float* partial, float* scales,
+                                      int* counters, int heads) {
   constexpr int ROWS = 128, F = D > 128 || DV > 128 ? 1 : 2, OWN = 16 * F, THREADS = 32 * ROWS / OWN;
   constexpr int CHUNKS = ROW_OF<D> / 8, STEP = THREADS / CHUNKS, WIDE = ROW_OF<D> * 2;  // tokens that all threads fetch
   constexpr int V_CHUNKS = ROW_OF<DV> / 8, V_STEP = THREADS / V_CHUNKS, V_WIDE = ROW_OF<DV> * 2;  // at once, row's bytes
@@ -315,6 +316,18 @@ __device__ inline void attend_prefill(const T* q, const T* pool, const T* sinks,
 #pragma unroll
       for (int n = 0; n < DV / 8; ++n) o[f][n][2 * half] = o[f][n][2 * half + 1] = 0.0f;
     }
+  int begins[F][2], ends[F][2];  // of what each row sees, where its token says so
+  if constexpr (BOUNDED) {
+#pragma unroll
+    for (int f = 0; f < F; ++f)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int row = item.row0 + min(warp * OWN + f * 16 + half * 8 + g, item.rows - 1);
+        const int* own = bounds + 2 * (item.token + row / REP);
+        begins[f][half] = own[0];
+        ends[f][half] = own[1] + 1;
+      }
+  }
   const int first = item.position + (item.row0 + warp * OWN) / REP;
   const int last = item.position + (item.row0 + min(warp * OWN + OWN, item.rows) - 1) / REP;
   const bool idle = warp * OWN >= item.rows;
@@ -324,7 +337,7 @@ __device__ inline void attend_prefill(const T* q, const T* pool, const T* sinks,
     __syncthreads();
     if (tile + 1 < tiles) stage(tile + 1);
     const int base = item.lo + tile * TILE;
-    if (idle || base > last || (WINDOW > 0 && base + TILE <= first - WINDOW + 1)) continue;
+    if (idle || (!BOUNDED && (base > last || (WINDOW > 0 && base + TILE <= first - WINDOW + 1)))) continue;
     float s[F][TILE / 8][4];
     score<T, D>(s, queries, keys + (tile & 1) * TILE * WIDE);
     if constexpr (CAP != 0) {
@@ -335,7 +348,19 @@ __device__ inline void attend_prefill(const T* q, const T* pool, const T* sinks,
 #pragma unroll
           for (int e = 0; e < 4; ++e) s[f][n][e] = capped<CAP>(s[f][n][e] * factor);
     }
-    if (base + TILE > item.hi || base + TILE - 1 > first || (WINDOW > 0 && base <= last - WINDOW)) {
+    if constexpr (BOUNDED) {
+#pragma unroll
+      for (int f = 0; f < F; ++f)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const int begin = begins[f][half] - base - 2 * t, end = min(item.hi, ends[f][half]) - base - 2 * t;
+#pragma unroll
+          for (int n = 0; n < TILE / 8; ++n)
+#pragma unroll
+            for (int e = 0; e < 2; ++e)
+              if (n * 8 + e >= end || n * 8 + e < begin) s[f][n][2 * half + e] = NEVER;
+        }
+    } else if (base + TILE > item.hi || base + TILE - 1 > first || (WINDOW > 0 && base <= last - WINDOW)) {
 #pragma unroll
       for (int f = 0; f < F; ++f)
 #pragma unroll

@@ -101,9 +101,10 @@ __device__ inline void fetch_lines(unsigned to, const char* from, int left) {
 // attention, DeepSeek-V2 2024, in its absorbed form): all heads read the same bytes once; its queries come in two arrays,
 // the last D - DV dimensions of each, scaled already, in `rotated`. The maxima follow as in `weigh`.
 template <typename T, int D, int DV, int REP, int PAGE, int WINDOW, int CAP, bool SINKS, bool LATENT, int ROWS, int TILE,
-          int WARPS, int STAGES>
+          int WARPS, int STAGES, bool BOUNDED>
 __device__ inline void attend_wide(const T* q, const T* rotated, const T* pool, const T* sinks, const int* pages,
-                                   const int* items, float factor, T* out, float* partial, float* scales, int* counters, int heads) {
+                                   const int* items, const int* bounds, float factor, T* out, float* partial,
+                                   float* scales, int* counters, int heads) {
   using Share = Shares<ROWS, TILE, WARPS>;
   constexpr int THREADS = 32 * WARPS, F = Share::F, N = Share::N, ACROSS = Share::ACROSS, FRAGMENTS = ROWS / 16;
   constexpr int LINE = LINE_OF<D>, V_LINE = LATENT ? LINE : LINE_OF<DV>, P_LINE = TILE * 2 + 16, OWN = DV / WARPS;
@@ -158,13 +159,18 @@ __device__ inline void attend_wide(const T* q, const T* rotated, const T* pool, 
   const int down = warp % Share::DOWN, across = warp / Share::DOWN;
   const bool scores = across < ACROSS;
   float s[F][N][4], l[F][2], o[FRAGMENTS][OWN / 8][4];
-  int seen[F][2];
+  int seen[F][2], first_seen[F][2];
 #pragma unroll
   for (int f = 0; f < F; ++f)
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int row = (down * F + f) * 16 + half * 8 + g;
       seen[f][half] = item.position + (item.row0 + row) / REP;
+      if constexpr (BOUNDED) {
+        const int* own = bounds + 2 * (item.token + (item.row0 + min(row, item.rows - 1)) / REP);
+        first_seen[f][half] = own[0];
+        seen[f][half] = own[1];
+      }
       l[f][half] = SINKS && item.split == 0 && across == 0 && t == 0 ? 1.0f : 0.0f;
     }
 #pragma unroll
@@ -199,7 +205,8 @@ __device__ inline void attend_wide(const T* q, const T* rotated, const T* pool, 
 #pragma unroll
             for (int e = 0; e < 2; ++e) {
               const int at = base + n * 8 + e;
-              const bool sees = at < item.hi && at <= seen[f][half] && (WINDOW == 0 || at > seen[f][half] - WINDOW);
+              bool sees = at < item.hi && at <= seen[f][half] && (WINDOW == 0 || at > seen[f][half] - WINDOW);
+              if constexpr (BOUNDED) sees = sees && at >= first_seen[f][half];
               float& one = s[f][n][2 * half + e];
               one = sees ? capped<CAP>(one * (LATENT ? LOG2_E : factor)) : NEVER;
               outrun |= one > top;

@@ -11,6 +11,9 @@
 // segment's first token, first cached token (a multiple of 16), end of the cached tokens, where the segment's
 // pages begin in `pages`, and (index of the split << 16 | number of splits); a tile's items lie side by side. Where
 // tiles are of few rows they begin with row 0, and the third number is where the tile's partial results are.
+//
+// A token sees the cached tokens up to its own position, or the last WINDOW of them. In BOUNDED launches it sees those from
+// `bounds[2 * token]` to `bounds[2 * token + 1]` instead, wherever it stands itself.
 
 namespace treadle {
 

@@ -85,6 +85,7 @@ class PagedBackend:
     prefill_quantum = 0
     draft_tokens = MOST_DRAFTS
     no_drafts = ""
+    no_positions = ""
 
     def __init__(self, config: PagedConfig, module: Any, live: Live) -> None:
         self._shapes = list({id(layer.kernels): layer.kernels for layer in config.layers}.values())
@@ -258,7 +259,7 @@ class PagedBackend:
     def begin(self, batch: RaggedBatch) -> None:
         """Take the pages that the batch needs, and plan its attention. Raises MemoryError where none are left."""
         self._copies.launch()
-        segments, positions, grow = batch.real, batch.positions, self._pages.grow
+        segments, grow = batch.real, self._pages.grow
         owned: Any = slice(None) if batch.owned is None else batch.owned
         ends = (batch.starts + batch.counts)[owned].tolist()
         tables = [segment.sequence.kv.table for segment in segments]
@@ -275,10 +276,10 @@ class PagedBackend:
             skipped = np.array([table.first for table in own], np.int32)
             rows.append(table_rows(pages, skipped, batch, tokens))
         if self._recurrent is None:
-            self._step.begin(lines, positions, rows)
+            self._step.begin(lines, batch, rows)
             return
         slots = [None if segment.padding else segment.sequence.kv.table.slots for segment in batch.segments]
-        self._recurrent.put(*self._step.begin(lines, positions, rows, self._recurrent.begin(batch, slots)))
+        self._recurrent.put(*self._step.begin(lines, batch, rows, self._recurrent.begin(batch, slots)))
 
     def copies_pages(self) -> bool:
         """Whether copies of first pages over last ones equal them; destroys what they hold."""

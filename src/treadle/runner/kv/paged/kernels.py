@@ -21,6 +21,7 @@ from .tiling import (
     WIDE_ROWS,
     Segments,
     Tiles,
+    Visible,
     decode_tiles,
     in_few_sizes,
     padded,
@@ -48,21 +49,27 @@ _STATIC, _FLAGS, _WIDE_STATIC = 1024, 272, 128
 that the wide kernel does."""
 _INPUTS = ["q", "pool", "kv_scales", "pages", "items", "counters", "written", "partial", "scales"]
 _DECODE_BODY = """
-  treadle::attend_decode<T, S, D, DV, REP, PAGE, WINDOW, CAP, SINKS, ROWS, STAGES, WARPS>(
-      q, pool, (const float*)kv_scales, SINK_OF_HEAD, pages, items + (gridDim.x + 8) / 8 * 8, items,
+  treadle::attend_decode<T, S, D, DV, REP, PAGE, WINDOW, CAP, SINKS, ROWS, STAGES, WARPS, BOUNDED>(
+      q, pool, (const float*)kv_scales, SINK_OF_HEAD, pages, items + (gridDim.x + 8) / 8 * 8, items, BOUNDS,
       __int_as_float(SCALE), out, const_cast<float*>(partial), const_cast<float*>(scales),
       const_cast<int*>(counters), HEADS);
 """
 _PREFILL_BODY = """
-  treadle::attend_prefill<T, D, DV, REP, PAGE, WINDOW, CAP, SINKS, TILE>(
-      q, pool, SINK_OF_HEAD, pages, items, __int_as_float(SCALE), out, const_cast<float*>(partial),
+  treadle::attend_prefill<T, D, DV, REP, PAGE, WINDOW, CAP, SINKS, TILE, BOUNDED>(
+      q, pool, SINK_OF_HEAD, pages, items, BOUNDS, __int_as_float(SCALE), out, const_cast<float*>(partial),
       const_cast<float*>(scales), const_cast<int*>(counters), HEADS);
 """
 _WIDE_BODY = """
-  treadle::attend_wide<T, D, DV, REP, PAGE, WINDOW, CAP, SINKS, LATENT, ROWS, TILE, WARPS, STAGES>(
-      q, ROTATED, pool, SINK_OF_HEAD, pages, items, __int_as_float(SCALE), out, const_cast<float*>(partial),
+  treadle::attend_wide<T, D, DV, REP, PAGE, WINDOW, CAP, SINKS, LATENT, ROWS, TILE, WARPS, STAGES, BOUNDED>(
+      q, ROTATED, pool, SINK_OF_HEAD, pages, items, BOUNDS, __int_as_float(SCALE), out, const_cast<float*>(partial),
       const_cast<float*>(scales), const_cast<int*>(counters), HEADS);
 """
+_BODIES: dict[str, tuple[str, list[str]]] = {
+    "attend_decode": (_DECODE_BODY, []),
+    "attend_prefill": (_PREFILL_BODY, []),
+    "attend_wide": (_WIDE_BODY, ["kv/paged/attend_prefill.cuh"]),
+}
+"""Bodies of kernels, and files that theirs build upon."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +117,7 @@ class Kernels(PoolKernels):
     wide: bool = field(default=False, kw_only=True)
     wide_way: tuple[int, int, int] | None = field(default=None, kw_only=True)
     _partial: dict[tuple[int, int], tuple[Any, Any]] = field(default_factory=dict, repr=False, kw_only=True)
-    _wide_kernels: dict[int, CudaKernel] = field(default_factory=dict, repr=False, kw_only=True)
+    _made: dict[tuple[str, int, bool], CudaKernel] = field(default_factory=dict, repr=False, kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -152,18 +159,19 @@ class Kernels(PoolKernels):
         """The most tokens of a segment that is planned as one that decodes; 0 where all are planned as prompts."""
         return (_DECODE_WIDE if self.wide else DECODE_ROWS[-1]) // self.rep
 
-    def plan(self, segments: Segments, tokens: int, *, window: int, decode: bool) -> Tiles:
+    def plan(
+        self, segments: Segments, tokens: int, *, decode: bool, window: int = 0, visible: Visible | None = None
+    ) -> Tiles:
         """Tiles of `segments`, all of which are short (`decode`) or none, with items padded to one of few sizes. There
-        are `tokens` tokens in all short segments."""
+        are `tokens` tokens in all short segments. Tokens see a `window`, or the cached tokens that are `visible`."""
+        way: dict[str, Any] = {"rep": self.rep, "heads": self.heads, "window": window, "visible": visible}
         if self.wide:
             rows = self._decode_rows(segments) if decode else self._most_rows
             each = 2 if self._wide_way(rows)[1] == _FEW_WARPS else 1
-            made = wide_tiles(segments, rep=self.rep, heads=self.heads, window=window, rows=rows, each=each)
-            return in_few_sizes(made, self.heads)
+            return in_few_sizes(wide_tiles(segments, rows=rows, each=each, **way), self.heads)
         if not decode:
-            made = prefill_tiles(segments, rep=self.rep, heads=self.heads, window=window, dim=max(self._dims))
-            return in_few_sizes(made, self.heads)
-        made = decode_tiles(segments, rep=self.rep, heads=self.heads, window=window)
+            return in_few_sizes(prefill_tiles(segments, dim=max(self._dims), **way), self.heads)
+        made = decode_tiles(segments, **way)
         most = (made.blocks + 8) // 8 + made.blocks + tokens  # however the segments are split
         return replace(made, items=padded(made.items, 1 << (most - 1).bit_length()))
 
@@ -197,13 +205,16 @@ class Kernels(PoolKernels):
         if pool.scales is not None and tiles.rows == PREFILL_ROWS:  # many rows read the same pages again and again
             pool, written = self.dequantize(pool, pages, written, queries)
             pages = mx.arange(pages.shape[0], dtype=mx.int32)
-        kernel, template, threads = self._launch(tiles.rows, pool)
+        kernel, template, threads = self._launch(tiles, pool)
         kv_scales = counters if pool.scales is None else pool.scales
         inputs = [queries, pool.data, kv_scales, pages, tiles.items, counters, written, *self._partial_results(tiles)]
         if rotated is not None:
             inputs.append(rotated)
         if sinks is not None:
             inputs.append(sinks if sinks.dtype == self.dtype else sinks.astype(self.dtype))
+        if tiles.visible is not None:
+            inputs.append(tiles.visible)
+            window = 0  # it is in what is visible
         return kernel(
             inputs,
             [*self._attention, ("WINDOW", window), ("ROWS", tiles.rows), *self._scale(scale), *template],
@@ -233,16 +244,22 @@ class Kernels(PoolKernels):
             return [("SCALE", bits_of(scale * _LOG2_E)), ("CAP", 0)]
         return [("SCALE", bits_of(scale / self.softcap)), ("CAP", bits_of(self.softcap * _LOG2_E))]
 
-    def _launch(self, rows: int, pool: Pool) -> tuple[CudaKernel, list[tuple[str, Any]], int]:
-        """The kernel for tiles of so many rows, its own arguments, and threads of a block."""
+    def _launch(self, tiles: Tiles, pool: Pool) -> tuple[CudaKernel, list[tuple[str, Any]], int]:
+        """The kernel for such tiles, its own arguments, and threads of a block."""
+        rows, bounded = tiles.rows, tiles.visible is not None
         if self.wide:
             tile, warps, stages = self._wide_way(rows)
             own = [("TILE", tile), ("WARPS", warps), ("STAGES", stages), ("LATENT", self.latent)]
-            return self._wide(rows), own, 32 * warps
+            return self._kernel("attend_wide", rows, bounded), own, 32 * warps
         if rows != PREFILL_ROWS:
             warps, stages = self._ring
-            return self._decode, [("S", pool.data.dtype), ("STAGES", stages), ("WARPS", warps)], 32 * warps
-        return self._prefill, [("TILE", self._tile)], 128 if max(self._dims) <= 128 else 256
+            own = [("S", pool.data.dtype), ("STAGES", stages), ("WARPS", warps)]
+            return self._kernel("attend_decode", 0, bounded), own, 32 * warps
+        return (
+            self._kernel("attend_prefill", 0, bounded),
+            [("TILE", self._tile)],
+            128 if max(self._dims) <= 128 else 256,
+        )
 
     def close(self) -> None:
         super().close()
@@ -332,27 +349,27 @@ class Kernels(PoolKernels):
 
     # Kernels -----------------------------------------------------------------------------------------------------
 
-    @cached_property
-    def _decode(self) -> CudaKernel:
-        return self._attend("attend_decode", _DECODE_BODY, self._decode_memory(*self._ring))
+    def _kernel(self, name: str, rows: int, bounded: bool) -> CudaKernel:
+        """The kernel `name`, for tiles of `rows` (0: any); `bounded` where tokens say which cached ones they see."""
+        key = name, rows, bounded
+        if key not in self._made:
+            self._made[key] = self._attend(name, self._memory(name, rows), bounded)
+        return self._made[key]
 
-    @cached_property
-    def _prefill(self) -> CudaKernel:
-        return self._attend("attend_prefill", _PREFILL_BODY, self._prefill_memory(self._tile))
+    def _memory(self, name: str, rows: int) -> int:
+        if name == "attend_wide":
+            return self._wide_memory(rows, *self._wide_way(rows))
+        return self._decode_memory(*self._ring) if name == "attend_decode" else self._prefill_memory(self._tile)
 
-    def _wide(self, rows: int) -> CudaKernel:
-        kernel = self._wide_kernels.get(rows)
-        if kernel is None:
-            memory = self._wide_memory(rows, *self._wide_way(rows))
-            kernel = self._attend("attend_wide", _WIDE_BODY, memory, "kv/paged/attend_prefill.cuh")
-            self._wide_kernels[rows] = kernel
-        return kernel
-
-    def _attend(self, name: str, body: str, memory: int, *more: str) -> CudaKernel:
+    def _attend(self, name: str, memory: int, bounded: bool) -> CudaKernel:
+        body, more = _BODIES[name]
         files = ["device/numbers.cuh", "kv/paged/attention.cuh", *more, f"kv/paged/{name}.cuh"]
-        inputs = [*_INPUTS, *(["rotated"] if self.latent else []), *(["sinks"] if self.sinks else [])]
+        optional = (("rotated", self.latent), ("sinks", self.sinks), ("visible", bounded))
+        inputs = [*_INPUTS, *(input for input, there in optional if there)]
         body = body.replace("ROTATED", "rotated" if self.latent else "(const T*)nullptr")
         body = body.replace("SINK_OF_HEAD", "sinks" if self.sinks else "(const T*)nullptr")
+        body = body.replace("BOUNDED", "true" if bounded else "false")
+        body = body.replace("BOUNDS", "visible" if bounded else "(const int*)nullptr")
         return self.kernel(name, inputs, ["out"], body, files=files, shared_memory=memory)
 
 

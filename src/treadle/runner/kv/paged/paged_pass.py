@@ -55,7 +55,7 @@ def table_rows(
     lengths, every = np.array([len(one) for one in pages], np.int32), np.concatenate(pages)
     starts = np.cumsum(lengths) - lengths - skipped
     counts = batch.counts if batch.owned is None else batch.counts[batch.owned]
-    at, slots = batch.positions[tokens], np.full(batch.count, NOWHERE, np.int32)
+    at, slots = batch.indices[tokens], np.full(batch.count, NOWHERE, np.int32)
     slots[tokens] = every[np.repeat(starts, counts) + at // PAGE] * PAGE + at % PAGE
     return TableRows(every, lengths, skipped, slots)
 
@@ -77,7 +77,7 @@ class PagedPass:
     Tokens [0, decode_tokens) of `count` belong to the decode kernel, the rest to the prefill kernel; padding belongs to
     neither. Layers have one of `shapes`. There is one of `tables` for each group of layers whose sequences hold the
     same pages. `tiles` are the attention kernels' work, by (decode, kind of layers). `compiled` caches passes over
-    these layers.
+    these layers. `batch` has tokens with columns (None where no token has).
     """
 
     shapes: Sequence[Kernels]
@@ -85,6 +85,7 @@ class PagedPass:
     tables: Sequence[StepTable] = ()
     counters: tuple[Any, Any] = (None, None)
     compiled: CompiledPasses = field(default_factory=CompiledPasses)
+    batch: RaggedBatch | None = None
     count: int = 0
     decode_tokens: int = 0
     tiles: dict[tuple[bool, LayerKind], Tiles] = field(default_factory=dict)
@@ -103,28 +104,29 @@ class PagedPass:
     def begin(
         self,
         segments: Segments,
-        positions: npt.NDArray[np.int32],
+        batch: RaggedBatch,
         rows: Sequence[TableRows],
         others: Sequence[npt.NDArray[np.int32]] = (),
     ) -> list[Any]:
-        """Start the next step; `segments` begin with the short ones, and `rows` are the pages of each table. Return
-        `others` on the device: they are copied with the step's own arrays."""
+        """Start the next step over `batch`, whose `segments` begin with the short ones; `rows` are the pages of each
+        table. Return `others` on the device: they are copied with the step's own arrays."""
         if self.counters[0] is None:  # one for each kernel: they may run at the same time
             self.counters = (mx.zeros(COUNTERS, mx.int32), mx.zeros(COUNTERS, mx.int32))
             mx.eval(self.counters)
         short = int(np.count_nonzero(segments[:, COUNT] <= self.short))
-        self.count = len(positions)
+        self.count, self.batch = batch.count, batch if batch.columns else None
         self.decode_tokens = int(segments[short, FIRST]) if short < len(segments) else self.count
         self.tables = tables = [StepTable(segments=self._split(segments, of, short)) for of in rows]
-        arrays = [positions]
+        arrays = [batch.positions]
         for of in rows:
             arrays += [of.slots, *self._pages(of, short)]
         made = {key: self._plan(*key) for key in self._keys(self.kinds)}
-        staged = iter(self._staging.put(*arrays, *(tiles.items for tiles in made.values()), *others))
+        plans = [array for tiles in made.values() for array in tiles.arrays]
+        staged = iter(self._staging.put(*arrays, *plans, *others))
         self.positions = next(staged)
         for table in tables:
             table.slots, table.pages = next(staged), (next(staged), next(staged))
-        self.tiles = {key: replace(tiles, items=next(staged)) for key, tiles in made.items()}
+        self.tiles = {key: tiles.filled(staged) for key, tiles in made.items()}
         return list(staged)
 
     def _split(self, segments: Segments, rows: TableRows, short: int) -> dict[bool, Segments]:
@@ -154,6 +156,7 @@ class PagedPass:
         self.tables = ()
         self.counters = (None, None)
         self.tiles = {}
+        self.batch = None
         self._staging = Staging()
 
     def tiles_of(self, kind: LayerKind, *, decode: bool) -> Tiles:
@@ -162,14 +165,18 @@ class PagedPass:
         if (decode, kind) not in self.tiles:
             self.kinds.add(kind)
             made = self._plan(decode, kind)
-            self.tiles[decode, kind] = replace(made, items=self._staging.put(made.items)[0])
+            self.tiles[decode, kind] = made.filled(iter(self._staging.put(*made.arrays)))
         return self.tiles[decode, kind]
 
     def _plan(self, decode: bool, kind: LayerKind) -> Tiles:
-        some = self.tables[kind.table].segments[decode]
+        some, kernels = self.tables[kind.table].segments[decode], self.shapes[kind.shape]
+        visible = None if self.batch is None else self.batch.visible(kind.window, kind.chunk)
+        if visible is not None:
+            own = visible[: self.decode_tokens] if decode else visible[self.decode_tokens :]
+            return kernels.plan(some, self.decode_tokens, decode=decode, visible=own)
         if kind.chunk:
             some = within_chunks(some, kind.chunk, PAGE)
-        return self.shapes[kind.shape].plan(some, self.decode_tokens, window=kind.window, decode=decode)
+        return kernels.plan(some, self.decode_tokens, window=kind.window, decode=decode)
 
     def _keys(self, kinds: set[LayerKind]) -> list[tuple[bool, LayerKind]]:
         return [(decode, kind) for kind in sorted(kinds) for decode in self.tables[kind.table].segments]
@@ -180,21 +187,28 @@ class PagedPass:
         """The constants of a compiled pass for layers of such `kinds`, and the arrays that it takes each time."""
         keys = self._keys(kinds)
         tiles = [self.tiles_of(kind, decode=decode) for decode, kind in keys]
-        shapes = [(of.rows, of.blocks, of.parts, of.items.shape) for of in tiles]
+        shapes = [(of.rows, of.blocks, of.parts, *(array.shape for array in of.arrays)) for of in tiles]
         pages = [array for table in self.tables for array in table.pages]
-        constants = (self.count, self.decode_tokens, *(array.shape for array in pages), *keys, *shapes)
+        constants = (
+            self.positions.ndim,
+            self.count,
+            self.decode_tokens,
+            *(array.shape for array in pages),
+            *keys,
+            *shapes,
+        )
         slots = [table.slots for table in self.tables]
-        return constants, [self.positions, *slots, *pages, *(of.items for of in tiles)]
+        return constants, [self.positions, *slots, *pages, *(array for of in tiles for array in of.arrays)]
 
     def template(self, kinds: set[LayerKind]) -> PagedPass:
         """The step without its arrays: with other arrays, it is a step with the same constants."""
-        bare = {key: replace(self.tiles[key], items=None) for key in self._keys(kinds)}
-        return replace(self, positions=None, tables=[StepTable() for _ in self.tables], tiles=bare)
+        bare = {key: self.tiles[key].bare for key in self._keys(kinds)}
+        return replace(self, positions=None, tables=[StepTable() for _ in self.tables], tiles=bare, batch=None)
 
     def filled(self, arrays: Sequence[Any]) -> PagedPass:
         """The template with `arrays` as `inputs` returns them."""
         rest = iter(arrays)
         positions, slots = next(rest), [next(rest) for _ in self.tables]
         tables = [StepTable(one, (next(rest), next(rest))) for one in slots]
-        tiles = {key: replace(of, items=next(rest)) for key, of in self.tiles.items()}
+        tiles = {key: of.filled(rest) for key, of in self.tiles.items()}
         return replace(self, positions=positions, tables=tables, tiles=tiles)

@@ -9,12 +9,14 @@ few sequences keep the whole device busy.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+Visible = npt.NDArray[np.int32]
 Segments = npt.NDArray[np.int32]
 """A segment a line: its first token in the batch, its tokens, the first one's position in the sequence, and the start
 of the sequence's page table among all."""
@@ -55,7 +57,8 @@ _GAIN = 0.95
 @dataclass(frozen=True, slots=True)
 class Tiles:
     """Tiles of `rows` packed rows for one launch: `items` (n, 8) int32, on the host or the device, for `blocks` blocks
-    a kv head. `parts` is the most partial results that may be left, 0 where no tile's range is split.
+    a kv head. `parts` is the most partial results that may be left, 0 where no tile's range is split. `visible` (T, 2)
+    int32 are the first and the last cached token that each token sees, where these do not follow from its position.
 
     In decode tiles, `items` begins with lines that hold the start of each block's items, and the last one's end."""
 
@@ -63,6 +66,21 @@ class Tiles:
     rows: int
     blocks: int
     parts: int
+    visible: Any = None
+
+    @property
+    def arrays(self) -> list[Any]:
+        return [self.items] if self.visible is None else [self.items, self.visible]
+
+    @property
+    def bare(self) -> Tiles:
+        """The tiles without their arrays; `visible` says whether there are such numbers."""
+        return replace(self, items=None, visible=None if self.visible is None else ())
+
+    def filled(self, arrays: Iterator[Any]) -> Tiles:
+        """The tiles with the next ones of `arrays`, in the order of their own."""
+        items = next(arrays)
+        return replace(self, items=items, visible=None if self.visible is None else next(arrays))
 
 
 def within_chunks(segments: Segments, chunk: int, page: int) -> Segments:
@@ -83,12 +101,15 @@ def within_chunks(segments: Segments, chunk: int, page: int) -> Segments:
     return made
 
 
-def decode_tiles(segments: Segments, *, rep: int, heads: int, window: int) -> Tiles:
-    """One tile for each segment, all of which are short, split so that every block reads as many cached tokens."""
+def decode_tiles(segments: Segments, *, rep: int, heads: int, window: int = 0, visible: Visible | None = None) -> Tiles:
+    """One tile for each segment, all of which are short, split so that every block reads as many cached tokens. Tokens
+    see a `window`, or what is `visible` of the cached ones."""
     most = int(segments[:, COUNT].max()) * rep
     rows = next(size for size in DECODE_ROWS if most <= size)
     tiles = _whole(segments, window)
     tiles[:, 1] = segments[:, COUNT] * rep
+    if visible is not None:
+        tiles[:, 4:6] = _ranges(visible, tiles[:, 0], tiles[:, 0] + segments[:, COUNT], TILE)
     blocks = max(1, DECODE_BLOCKS // heads)
     sizes = -(-(tiles[:, 5] - tiles[:, 4]) // TILE)
     each = max(_DECODE_LEAST, -(-int(sizes.sum()) // blocks))
@@ -97,7 +118,7 @@ def decode_tiles(segments: Segments, *, rep: int, heads: int, window: int) -> Ti
     starts = np.zeros((lines + len(items), 8), np.int32)
     starts[lines:] = items
     starts[:lines].reshape(-1)[: blocks + 1] = begins.searchsorted(np.arange(0, (blocks + 1) * each, each))
-    return Tiles(starts, rows, blocks, 2 * blocks)
+    return Tiles(starts, rows, blocks, 2 * blocks, visible)
 
 
 def _even_parts(tiles: Segments, sizes: npt.NDArray[np.int32], each: int) -> tuple[Segments, npt.NDArray[np.int64]]:
@@ -119,20 +140,33 @@ def _even_parts(tiles: Segments, sizes: npt.NDArray[np.int32], each: int) -> tup
     return items, begins
 
 
-def prefill_tiles(segments: Segments, *, rep: int, heads: int, window: int, dim: int) -> Tiles:
-    """Tiles of PREFILL_ROWS packed rows, the longest first; each reads no further than its last token sees. `dim` are
-    the dimensions of a head."""
+def prefill_tiles(
+    segments: Segments, *, rep: int, heads: int, dim: int, window: int = 0, visible: Visible | None = None
+) -> Tiles:
+    """Tiles of PREFILL_ROWS packed rows, the longest first; each reads no further than its tokens see. `dim` are the
+    dimensions of a head."""
     slots = next(slots for most, slots in PREFILL_SLOTS.items() if dim <= most)
-    tiles = _tiles_of(segments, rep, window, PREFILL_ROWS)
+    tiles = _tiles_of(segments, rep, window, PREFILL_ROWS, visible)
     seen = tiles[:, 5] - tiles[:, 4]
-    return _split(tiles, seen, -(-seen // _part(seen, heads, slots, _PREFILL_LEAST)), PREFILL_ROWS)
+    made = _split(tiles, seen, -(-seen // _part(seen, heads, slots, _PREFILL_LEAST)), PREFILL_ROWS)
+    return replace(made, visible=visible)
 
 
-def wide_tiles(segments: Segments, *, rep: int, heads: int, window: int, rows: int, each: int = 1) -> Tiles:
+def wide_tiles(
+    segments: Segments,
+    *,
+    rep: int,
+    heads: int,
+    rows: int,
+    window: int = 0,
+    each: int = 1,
+    visible: Visible | None = None,
+) -> Tiles:
     """Tiles of `rows` packed rows for the wide kernel, of which `each` blocks share a multiprocessor."""
-    tiles = _tiles_of(segments, rep, window, rows)
+    tiles = _tiles_of(segments, rep, window, rows, visible)
     seen = tiles[:, 5] - tiles[:, 4]
-    return _split(tiles, seen, -(-seen // _part(seen, heads, each * WIDE_SLOTS, _WIDE_LEAST)), rows)
+    made = _split(tiles, seen, -(-seen // _part(seen, heads, each * WIDE_SLOTS, _WIDE_LEAST)), rows)
+    return replace(made, visible=visible)
 
 
 def in_few_sizes(tiles: Tiles, heads: int) -> Tiles:
@@ -152,7 +186,7 @@ def padded(array: npt.NDArray[np.int32], least: int) -> npt.NDArray[np.int32]:
     return made
 
 
-def _tiles_of(segments: Segments, rep: int, window: int, rows: int) -> Segments:
+def _tiles_of(segments: Segments, rep: int, window: int, rows: int, visible: Visible | None) -> Segments:
     """Tiles of `rows` packed rows over all cached tokens that they see."""
     counts = segments[:, COUNT] * rep
     each = -(-counts // rows)
@@ -162,6 +196,10 @@ def _tiles_of(segments: Segments, rep: int, window: int, rows: int) -> Segments:
     row0 = (np.arange(len(segments)) - np.repeat(np.cumsum(each) - each, each)) * rows
     tiles[:, 1] = np.minimum(rows, counts - row0)
     tiles[:, 2] = row0
+    if visible is not None:
+        first, end = tiles[:, 0] + row0 // rep, tiles[:, 0] + (row0 + tiles[:, 1] - 1) // rep + 1
+        tiles[:, 4:6] = _ranges(visible, first, end, _PREFILL_STEP)
+        return tiles
     tiles[:, 4] = _low(segments[:, POSITION] + row0 // rep, window) // _PREFILL_STEP * _PREFILL_STEP
     tiles[:, 5] = segments[:, POSITION] + (row0 + tiles[:, 1] - 1) // rep + 1
     return tiles
@@ -176,6 +214,14 @@ def _whole(segments: Segments, window: int) -> Segments:
     tiles[:, 5] = segments[:, POSITION] + segments[:, COUNT]
     tiles[:, 6] = segments[:, PAGES]
     return tiles
+
+
+def _ranges(visible: Visible, first: Segments, end: Segments, step: int) -> Segments:
+    """Cached tokens (n, 2), from a multiple of `step` on, that tokens `first` to `end` of a launch see."""
+    pairs, behind = np.stack([first, end], axis=1).ravel(), visible[-1:]
+    lows = np.minimum.reduceat(np.concatenate([visible, behind])[:, 0], pairs)[::2]
+    highs = np.maximum.reduceat(np.concatenate([visible, behind])[:, 1], pairs)[::2]
+    return np.stack([lows // step * step, highs + 1], axis=1)
 
 
 def _low(positions: npt.NDArray[np.int32], window: int) -> npt.NDArray[np.int32]:
