@@ -12,6 +12,7 @@ import mlx.core as mx
 from ...device.cuda import CudaKernel, bits_of
 from ...device.properties import DeviceProperties
 from ..backend import Unsupported
+from .attention_text import AttentionText
 from .pool import Pool, PoolKernels
 from .tiling import (
     COUNT,
@@ -47,29 +48,6 @@ _DECODE_WIDE = WIDE_ROWS[1]
 _STATIC, _FLAGS, _WIDE_STATIC = 1024, 272, 128
 """Bytes of a block's shared memory that the device or a kernel reserves, those that the decode kernel does, and those
 that the wide kernel does."""
-_INPUTS = ["q", "pool", "kv_scales", "pages", "items", "counters", "written", "partial", "scales"]
-_DECODE_BODY = """
-  treadle::attend_decode<T, S, D, DV, REP, PAGE, WINDOW, CAP, SINKS, ROWS, STAGES, WARPS, BOUNDED>(
-      q, pool, (const float*)kv_scales, SINK_OF_HEAD, pages, items + (gridDim.x + 8) / 8 * 8, items, BOUNDS,
-      __int_as_float(SCALE), out, const_cast<float*>(partial), const_cast<float*>(scales),
-      const_cast<int*>(counters), HEADS);
-"""
-_PREFILL_BODY = """
-  treadle::attend_prefill<T, D, DV, REP, PAGE, WINDOW, CAP, SINKS, TILE, BOUNDED>(
-      q, pool, SINK_OF_HEAD, pages, items, BOUNDS, __int_as_float(SCALE), out, const_cast<float*>(partial),
-      const_cast<float*>(scales), const_cast<int*>(counters), HEADS);
-"""
-_WIDE_BODY = """
-  treadle::attend_wide<T, D, DV, REP, PAGE, WINDOW, CAP, SINKS, LATENT, ROWS, TILE, WARPS, STAGES, BOUNDED>(
-      q, ROTATED, pool, SINK_OF_HEAD, pages, items, BOUNDS, __int_as_float(SCALE), out, const_cast<float*>(partial),
-      const_cast<float*>(scales), const_cast<int*>(counters), HEADS);
-"""
-_BODIES: dict[str, tuple[str, list[str]]] = {
-    "attend_decode": (_DECODE_BODY, []),
-    "attend_prefill": (_PREFILL_BODY, []),
-    "attend_wide": (_WIDE_BODY, ["kv/paged/attend_prefill.cuh"]),
-}
-"""Bodies of kernels, and files that theirs build upon."""
 
 
 @dataclass(frozen=True)
@@ -353,24 +331,17 @@ class Kernels(PoolKernels):
         """The kernel `name`, for tiles of `rows` (0: any); `bounded` where tokens say which cached ones they see."""
         key = name, rows, bounded
         if key not in self._made:
-            self._made[key] = self._attend(name, self._memory(name, rows), bounded)
+            body = AttentionText(name, latent=self.latent, sinks=self.sinks, bounded=bounded)
+            memory = self._memory(name, rows)
+            self._made[key] = self.kernel(
+                name, body.inputs, ["out"], body.source, files=body.files, shared_memory=memory
+            )
         return self._made[key]
 
     def _memory(self, name: str, rows: int) -> int:
         if name == "attend_wide":
             return self._wide_memory(rows, *self._wide_way(rows))
         return self._decode_memory(*self._ring) if name == "attend_decode" else self._prefill_memory(self._tile)
-
-    def _attend(self, name: str, memory: int, bounded: bool) -> CudaKernel:
-        body, more = _BODIES[name]
-        files = ["device/numbers.cuh", "kv/paged/attention.cuh", *more, f"kv/paged/{name}.cuh"]
-        optional = (("rotated", self.latent), ("sinks", self.sinks), ("visible", bounded))
-        inputs = [*_INPUTS, *(input for input, there in optional if there)]
-        body = body.replace("ROTATED", "rotated" if self.latent else "(const T*)nullptr")
-        body = body.replace("SINK_OF_HEAD", "sinks" if self.sinks else "(const T*)nullptr")
-        body = body.replace("BOUNDED", "true" if bounded else "false")
-        body = body.replace("BOUNDS", "visible" if bounded else "(const int*)nullptr")
-        return self.kernel(name, inputs, ["out"], body, files=files, shared_memory=memory)
 
 
 def _is_wide(dim: int, value_dim: int, latent: bool) -> bool:
