@@ -46,7 +46,7 @@ def sees(positions: Numbers, last: Numbers, window: int, chunk: int = 0) -> npt.
 
 
 @dataclass
-class _Cache:
+class HandMade:
     """A cache of mlx-lm's protocol for one sequence whose tokens come all at once, as batches of one token: `positions`
     are their offsets, and masks are made of what they see."""
 
@@ -78,7 +78,7 @@ def logits_of(model: LoadedModel, tokens: Sequence[int], positions: Numbers, las
     own = model.library.new_caches(model.module)
     chunked = [type(one).__name__ == "ChunkedKVCache" for one in own]
     caches = [
-        _Cache(positions, last, 0 if chunk else window, window if chunk else 0)
+        HandMade(positions, last, 0 if chunk else window, window if chunk else 0)
         for window, chunk in zip(windows, chunked, strict=True)
     ]
     found = model.module(mx.array([tokens]).T, cache=caches)[:, 0]

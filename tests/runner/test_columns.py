@@ -42,6 +42,7 @@ def test_positions_follow_those_that_are_known() -> None:
     known.put(2, np.array([[5, 5, 5], [5, 5, 9]], np.int32))
     assert known.of(0, 5).tolist() == [[0, 0, 0], [1, 1, 1], [5, 5, 5], [5, 5, 9], [10, 10, 10]]
     assert known.of(4, 2).tolist() == [10, 11]
+    assert known.first_within(2, 2, window=2, chunk=0).tolist() == [1, 2], "windows count indices of three axes"
 
 
 def test_a_part_of_a_segment_has_its_columns() -> None:
@@ -240,6 +241,19 @@ def test_recurrent_layers_go_on_beside_positions(way: str, tiny: Tiny) -> None:
     np.testing.assert_allclose(found, whole, atol=2e-3, rtol=2e-3)
     assert np.abs(found - plain).max() > 0.01
     rows.backend.close()
+
+
+def test_a_narrowed_layer_sees_by_position(tiny: Tiny) -> None:
+    """Where the last layer computes only the token that reaches the head."""
+    model, dice = tiny("gemma3"), random.Random(3)
+    assert getattr(model.choice.config, "narrows", False)
+    tokens, positions = [dice.randrange(256) for _ in range(70)], sparse(dice, 70)
+    rows = _driven(model)
+    rows.admit("a", tokens=tokens)
+    whole = segment("a", tokens, 0, positions=positions)
+    rows.compute([whole.part(0, 41)])
+    found = places(rows.compute([whole.part(41, 70, wants=1)]))["a"]
+    np.testing.assert_allclose(found, logits_of(model, tokens, positions)[-1:], atol=2e-3, rtol=2e-3)
 
 
 @pytest.mark.parametrize("way", ["fused", "routed", "contiguous"])

@@ -71,6 +71,7 @@ def positions_of(segment: RowSegment) -> Numbers:
         positions = known.of(segment.start, count)
     else:
         positions = np.asarray(segment.positions, np.int32)
+        assert len(positions) == count, "a position for each token"
     if known is None:
         known = segment.sequence.positions = SequencePositions()
     known.put(segment.start, positions)

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from ..device.staging import Put, direct
 from ..mlxlm import FETCHED, Selection, keeping
 from .batch_buckets import decode_bucket, head_bucket
+from .columns import ColumnPasses, injection_of
 from .positions import joined, positions_of, visible
 from .segments import ForwardOutput, RowSegment
 
@@ -28,7 +29,7 @@ class RaggedBatch:
 
     Segment i has the `counts[i]` tokens `firsts[i]` to `ends[i]` of the batch, which has `count` (T) in all. In its
     sequence's cache they have indices from `starts[i]` on; `indices` (T,) are those of all tokens. `positions` (T,), or
-    (T, 3), are the same array unless the batch has `columns`: positions of tokens, or last ones that they see. `owned`
+    (T, 3), are the same array unless the batch has `columns` (`RowSegment.has_columns`). `owned`
     are the indices of segments that are no padding, None where all are. With `in_buckets` the batch was padded to a
     bucket.
     """
@@ -65,14 +66,22 @@ class RaggedBatch:
 
 
 class ForwardPass:
-    """Runs ragged batches through `module`, whose caches are `layers`.
+    """Runs ragged batches through mlx-lm's `module`, whose caches are `layers`, or through its `decoder`.
 
     `selection` chooses the tokens that the model's head sees (None: all, and logits are selected afterwards). `put`
     makes device arrays of NumPy's.
     """
 
-    def __init__(self, module: Any, layers: Sequence[Any], selection: Selection | None, put: Put = direct) -> None:
-        self._module = module
+    def __init__(
+        self,
+        module: Any,
+        layers: Sequence[Any],
+        selection: Selection | None,
+        put: Put = direct,
+        decoder: Any | None = None,
+    ) -> None:
+        self._module = module if decoder is None else decoder
+        self.columns = ColumnPasses(module, decoder)
         self._layers = layers
         self._selection = selection
         self._put = put
@@ -86,7 +95,7 @@ class ForwardPass:
         wants = np.array([segment.wants for segment in batch.segments], np.int32)
         wanted_ends = np.cumsum(wants, dtype=np.int32)
         rows = _ranges(batch.ends - wants, wants)
-        logits = self._logits(self._tokens(batch, previous), self._wanted(batch, rows), len(rows), _fed(batch))
+        logits = self._logits(batch, self._tokens(batch, previous), self._wanted(batch, rows), len(rows))
         places = {
             segment.id: (end - segment.wants, segment.wants)
             for segment, end in zip(batch.segments, wanted_ends.tolist(), strict=True)
@@ -109,13 +118,13 @@ class ForwardPass:
         }
         return done
 
-    def _logits(self, tokens: Any, wanted: Any | None, count: int, fed: Any | None) -> Any | None:
+    def _logits(self, batch: RaggedBatch, tokens: Any, wanted: Any | None, count: int) -> Any | None:
         """The first `count` logits of the `wanted` tokens; None where none are. The model's embedding joins tokens with
-        the states in `fed`, if there are any."""
+        the states that segments feed, if there are any."""
         try:
             if self._selection is not None:
-                self._selection.rows, self._selection.fed = wanted, fed
-            logits = self._module(tokens[:, None], cache=self._layers)
+                self._selection.rows, self._selection.fed = wanted, _fed(batch)
+            logits = self._computed(batch, tokens[:, None])
         finally:
             FETCHED.clear()
             if self._selection is not None:
@@ -126,6 +135,12 @@ class ForwardPass:
         if wanted is not None and self._selection is None:
             logits = logits[wanted]
         return logits if logits.shape[0] == count else logits[:count]
+
+    def _computed(self, batch: RaggedBatch, tokens: Any) -> Any:
+        if not batch.columns:
+            return self._module(tokens, cache=self._layers)
+        injection = injection_of(batch.segments, batch.firsts.tolist(), batch.count, self._put)
+        return self.columns.compute(tokens, self._layers, injection, axes=batch.positions.ndim > 1)
 
     def _wanted(self, batch: RaggedBatch, rows: Numbers) -> Any | None:
         """Indices of the tokens that the head sees, `rows` first; None where it sees all. In buckets the number of

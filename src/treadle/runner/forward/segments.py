@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 import msgspec
+import numpy as np
+import numpy.typing as npt
 from msgspec.structs import replace
 
 
@@ -27,6 +29,28 @@ class KvSequence:
     positions: Any = field(default=None, init=False)
 
 
+class Features(NamedTuple):
+    """Embeddings `rows` (m, D) in place of those of the tokens at `places` (m,) of a segment, in order, as for images.
+    What a layer returns gets its part of `deepstack`, (m, D) for each of the first layers, added at these places.
+
+    They stand for what the model's embedding returns, and are multiplied by the model's factor where it has one, as
+    Gemma: features that are not to be multiplied come divided by it. Where other parts of a model read token ids, they
+    get those of the segment.
+    """
+
+    places: npt.NDArray[np.int32]
+    rows: Any
+    deepstack: Sequence[Any] = ()
+
+    def part(self, start: int, end: int) -> Features | None:
+        """Those of tokens `start` to `end` of the segment."""
+        low, high = np.searchsorted(self.places, [start, end]).tolist()
+        if low == high:
+            return None
+        deepstack = [rows[low:high] for rows in self.deepstack]
+        return Features(self.places[low:high] - start, self.rows[low:high], deepstack)
+
+
 class RowSegment(msgspec.Struct, frozen=True):
     """The consecutive tokens that one sequence computes in a step; the first has index `start` in its cache.
 
@@ -40,7 +64,8 @@ class RowSegment(msgspec.Struct, frozen=True):
     `positions` (n,) are rotary positions apart from the index, which do not decrease over a sequence. None stands for
     the index, or for those that follow the positions of the sequence's tokens before: text that is decoded behind such
     tokens needs none. Windows count positions. `last_visible` (n,) is the index of the last token that each one sees,
-    itself or one behind it in this segment (None: itself).
+    itself or one behind it in this segment (None: itself). With three axes (n, 3) of positions windows count indices.
+    `features` are embeddings of images in place of tokens' own.
     """
 
     sequence: KvSequence
@@ -56,6 +81,7 @@ class RowSegment(msgspec.Struct, frozen=True):
     states: Any = None
     positions: Any = None
     last_visible: Any = None
+    features: Features | None = None
 
     @property
     def id(self) -> str:
@@ -73,14 +99,16 @@ class RowSegment(msgspec.Struct, frozen=True):
 
     @property
     def has_columns(self) -> bool:
-        """Whether tokens have positions apart from their index, or see tokens behind them."""
-        own = self.positions is not None or self.last_visible is not None
+        """Whether tokens have positions apart from their index, see tokens behind them, or have features."""
+        own = self.positions is not None or self.last_visible is not None or self.features is not None
         return own or self.sequence.positions is not None
 
     def part(self, start: int, end: int, **changed: Any) -> RowSegment:
         """The tokens from index `start` to `end` as a segment of their own, with fields `changed`."""
         low, high = start - self.start, end - self.start
         columns = {name: value[low:high] for name in _COLUMNS if (value := getattr(self, name)) is not None}
+        if self.features is not None:
+            columns["features"] = self.features.part(low, high)
         return replace(self, tokens=self.tokens[low:high], start=start, **columns, **changed)
 
 

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any
 
 import mlx.core as mx
@@ -24,7 +25,7 @@ from ..kv.layer_caches import LayerCaches
 from ..kv.paged.kernels import Kernels
 from ..kv.paged.layer import PagedLayer
 from ..kv.paged.paged_pass import PagedPass
-from ..mlxlm import FETCHED, Selection
+from ..mlxlm import FETCHED, Injection, RotaryAxes, Selection
 from .families import Family, family_of, part
 from .kernels import LayerKernels, Residual, Table
 from .latent import FusedLatentAttention
@@ -104,7 +105,9 @@ class FusedDecoder:
         self._traced = traced
         self._selection = selection
         embedding = part(inner, family.embedding)
-        self._embed = _embedding(embedding, self._layer_kernels, family.embedding_scale(model))
+        self._embedding_scale = _rounded(family.embedding_scale(model), dtype)
+        self._embed = _embedding(embedding, self._layer_kernels, self._embedding_scale)
+        self._axes = RotaryAxes.of(module)
         self._norm = Norm.of(part(inner, family.last_norm), dtype)
         tools = Tools.of(kernels[0].kernel, _bytes(layers[0]), dtype)
         if family.parallel or _ways(layers) > 1:
@@ -113,10 +116,10 @@ class FusedDecoder:
         reading = _Reading(model, family, tools, own)
         numbers = iter(range(len(caches)))
         places = [next(numbers) if family.cached(layer) else None for layer in layers]
-        steps = [
-            one for layer, place in zip(layers, places, strict=True) for one in reading.steps(layer, caches, place)
-        ]
+        of_layers = [reading.steps(layer, caches, place) for layer, place in zip(layers, places, strict=True)]
+        steps = [one for some in of_layers for one in some]
         self._steps = _shared_rotations(steps)
+        self._ends = [id(self._steps[end - 1]) for end in accumulate(map(len, of_layers))]
         branches = [branch for step in self._steps for branch in step.branches]
         rotations = [branch.rotary for branch in branches if isinstance(branch, FusedAttention | FusedLatentAttention)]
         self._rotations = {id(one): one for one in rotations if one is not None}
@@ -136,7 +139,7 @@ class FusedDecoder:
         names = Counter(type(module).__name__ for module in self.own_modules)
         return ", ".join(f"{count} {name}" for name, count in names.items())
 
-    def __call__(self, tokens: Any, cache: Sequence[Any]) -> Any:
+    def __call__(self, tokens: Any, cache: Sequence[Any], injection: Injection | None = None) -> Any:
         """Logits (N, 1, V) of the selected `tokens` (T, 1), with the model's caches."""
         if self._caches is None or self._caches.arrangement is not cache:
             self._caches = LayerCaches.of(cache)
@@ -146,12 +149,14 @@ class FusedDecoder:
         shapes, arrays = step.inputs(kinds)
         quantized = caches.paged[0].pool.scales is not None
         if quantized and step.decode_tokens < step.count:  # memory that grows can't be a part of a program
-            logits, states = self._pass(tokens, rows, step, cache)
+            logits, states = self._pass(tokens, rows, step, cache, injection)
             return self._kept(logits, states, caches.paged[-1])
-        slots = caches.slots
-        key = (shapes, None if rows is None else rows.shape, *(array.shape for array in slots))
-        program = step.compiled.get(key, lambda: self._compile(self._program(caches, step.template(kinds))))
-        logits, states = program(tokens, rows, [*slots, *arrays])
+        slots, injected = caches.slots, [] if injection is None else injection.arrays
+        key = (shapes, None if rows is None else rows.shape, len(injected), *(array.shape for array in slots))
+        program = step.compiled.get(
+            key, lambda: self._compile(self._program(caches, step.template(kinds), len(injected)))
+        )
+        logits, states = program(tokens, rows, [*slots, *injected, *arrays])
         return self._kept(logits, states, caches.paged[-1])
 
     def _kept(self, logits: Any, states: Any, last: PagedLayer) -> Any:
@@ -161,23 +166,29 @@ class FusedDecoder:
             self._selection.states.append(states[self._selection.keep])
         return logits
 
-    def _program(self, caches: LayerCaches, template: PagedPass) -> Callable[..., Any]:
-        """The pass as a function of its arrays, to be compiled: that takes a tenth of the host's time. Passes come in
-        few shapes, also of arrays that grow with the sequences' lengths."""
+    def _program(self, caches: LayerCaches, template: PagedPass, injected: int) -> Callable[..., Any]:
+        """The pass as a function of its arrays, `injected` of which are an injection's, to be compiled: that takes a
+        tenth of the host's time. Passes come in few shapes, also of arrays that grow with the sequences' lengths."""
 
         def program(tokens: Any, rows: Any | None, arrays: Sequence[Any]) -> tuple[Any, Any]:
             count = len(caches.slots)
+            injection, rest = Injection.of(arrays[count : count + injected]), arrays[count + injected :]
             with caches.tracing(arrays[:count]), self._traced():
-                return self._pass(tokens, rows, template.filled(arrays[count:]), caches.arrangement)
+                return self._pass(tokens, rows, template.filled(rest), caches.arrangement, injection)
 
         return program
 
-    def _pass(self, tokens: Any, rows: Any | None, step: PagedPass, cache: Sequence[Any]) -> tuple[Any, Any]:
+    def _pass(
+        self, tokens: Any, rows: Any | None, step: PagedPass, cache: Sequence[Any], injection: Injection | None = None
+    ) -> tuple[Any, Any]:
         """Logits of the tokens at `rows`, or of all, and the hidden states (T, D) of all tokens, computed from all keys
         and values, and from all recurrent states."""
         self._restart()
         kernels, computed = self._layer_kernels, self._begun(step)
         x = y = self._embed(tokens.reshape(-1))
+        if injection is not None:
+            x = y = injection.into(x, self._embedding_scale)
+        injected = {} if injection is None else dict(zip(self._ends, range(len(injection.deepstack)), strict=False))
         if self._steps[0].before is not None:
             y = self._steps[0].before(x)
         more: list[Any] = []
@@ -187,6 +198,9 @@ class FusedDecoder:
             beside = one.computed_beside(y, x, more, computed)
             norm, others = (self._norm, ()) if following is None else (following.before, following.more)
             x, y, *more = kernels.add_norm(x, branch, norm, one.added, beside, others)
+            if id(one) in injected and injection is not None:
+                x = injection.behind(injected[id(one)], x)
+                y, more = x if norm is None else norm(x), [other(x) for other in others]
         logits = self._head(y if rows is None else y[rows])[:, None]
         self._restart()
         FETCHED.clear()
@@ -194,7 +208,8 @@ class FusedDecoder:
 
     def _begun(self, step: PagedPass) -> FusedPass:
         kernels, positions = self._layer_kernels, step.positions
-        cos_sin = {key: kernels.cos_sin(positions, one.inv_freq, one.scale) for key, one in self._rotations.items()}
+        cos_sin = {key: one.cos_sin(positions, self._axes, kernels) for key, one in self._rotations.items()}
+        positions = positions if positions.ndim == 1 else positions[:, 0]
         if self._query_scale is None:
             return FusedPass(step, kernels, self._mixer_kernels, cos_sin)
         model, scale = self._query_scale
@@ -337,9 +352,14 @@ def _embedding(module: Any, kernels: LayerKernels, scale: float) -> Callable[[An
         return embed
     else:
         return lambda tokens: module(tokens) * scale
-    rounded: Any = mx.array(scale, table.scales.dtype).item()  # as MLX rounds a factor
-    scaled = replace(table, scale=float(rounded))
+    scaled = replace(table, scale=_rounded(scale, table.scales.dtype))
     return lambda tokens: kernels.embed(tokens, scaled)
+
+
+def _rounded(factor: float, dtype: Any) -> float:
+    """The factor as MLX rounds it."""
+    rounded: Any = mx.array(factor, dtype).item()
+    return float(rounded)
 
 
 def _head(model: Any, family: Family, embedding: Any, tools: Tools) -> Callable[[Any], Any]:

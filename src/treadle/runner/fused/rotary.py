@@ -8,6 +8,9 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
+from ..mlxlm import RotaryAxes
+from .kernels import LayerKernels
+
 _BY_FREQUENCIES = ("Llama3RoPE", "YarnRoPE", "ProportionalRoPE", "DynamicNTKAlphaRoPE")
 """Classes that keep the frequencies of their dimensions as wavelengths, whatever scaled them."""
 
@@ -42,6 +45,15 @@ class Rotary:
     def dims(self) -> int:
         """Rotated dimensions."""
         return 2 * int(self.inv_freq.shape[0])
+
+    def cos_sin(self, positions: Any, axes: RotaryAxes | None, kernels: LayerKernels) -> Any:
+        """Cosines and sines (T, R / 2, 2), float32, of `positions` (T,), by `kernels`; or of positions (T, 3) of three
+        `axes`, by MLX: few passes have them."""
+        if positions.ndim == 1:
+            return kernels.cos_sin(positions, self.inv_freq, self.scale)
+        assert axes is not None
+        angles = positions[:, mx.array(axes.of_pairs(self.dims // 2))].astype(mx.float32) * self.inv_freq
+        return mx.stack([mx.cos(angles), mx.sin(angles)], axis=-1) * self.scale
 
     def equals(self, other: Rotary) -> bool:
         """Whether cosines and sines are the same."""

@@ -65,7 +65,9 @@ class KvBackend(Protocol):
     A sequence may verify up to `draft_tokens` draft tokens in a pass (0: none, for the reason `no_drafts`). Where the
     backend `replays`, states can't be cut everywhere: `retract` may leave less of a sequence than it is asked to.
 
-    Segments may have columns (`RowSegment.positions` and others), unless there is a reason against it, `no_positions`.
+    Segments may have positions apart from the index, and say what their tokens see, unless there is a reason against
+    it, `no_positions`; features, unless there is one, `no_features`; positions of three axes, unless there is one,
+    `no_axes`.
     """
 
     @property
@@ -105,6 +107,12 @@ class KvBackend(Protocol):
 
     @property
     def no_positions(self) -> str: ...
+
+    @property
+    def no_features(self) -> str: ...
+
+    @property
+    def no_axes(self) -> str: ...
 
     @property
     def replays(self) -> bool: ...

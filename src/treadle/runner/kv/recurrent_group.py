@@ -123,9 +123,10 @@ class RecurrentGroup:
 
 
 def _parts(segment: RowSegment, marks: Sequence[int]) -> list[RowSegment]:
-    """The segment, split at `marks`; whole where logits of several tokens are needed."""
+    """The segment, split at `marks`; whole where logits of several tokens are needed, or tokens see those behind
+    them."""
     inside = sorted({mark for mark in marks if segment.start < mark < segment.end})
-    if not inside or segment.wants > 1:
+    if not inside or segment.wants > 1 or segment.last_visible is not None:
         return [segment]
     first = segment.end - segment.hidden
     parts = [

@@ -14,7 +14,7 @@ from ..device.self_test import FAULTS
 from ..kv.layer_caches import LayerCaches
 from ..kv.paged.layer import PagedLayer
 from ..kv.paged.paged_pass import PagedPass
-from ..mlxlm import Selection
+from ..mlxlm import Injection, Selection, injecting
 from ..mlxlm.hooks import kept, selected
 from .replace import ReplacedLayers
 
@@ -39,8 +39,11 @@ class CompiledModule:
         self._compile = compile
         self._caches: LayerCaches | None = None
 
-    def __call__(self, tokens: Any, cache: Sequence[Any]) -> Any:
-        """Logits of the selected `tokens` (T, 1)."""
+    def __call__(self, tokens: Any, cache: Sequence[Any], injection: Injection | None = None) -> Any:
+        """Logits of the selected `tokens` (T, 1). Passes with an `injection` are not compiled."""
+        if injection is not None:
+            with injecting(self._module, injection):
+                return self._module(tokens, cache=cache)
         if self._caches is None or self._caches.arrangement is not cache:
             self._caches = LayerCaches.of(cache)
         caches, selection = self._caches, self._selection

@@ -8,6 +8,7 @@ are used).
 
 from __future__ import annotations
 
+from .axes import RotaryAxes, rotations_of, turning_by
 from .caches import (
     Caches,
     begin_padded,
@@ -25,6 +26,7 @@ from .caches import (
 )
 from .fetched import FETCHED
 from .hooks import SelectingNorm, Selection, Window, keeping
+from .injection import Injection, embedding_of, injecting
 from .last_layer import LayerWritten, narrow_last_layer
 from .latent import identity
 from .library import MlxLm, connect
@@ -34,11 +36,13 @@ from .recurrent import RecurrentState, defer_norms
 __all__ = [
     "FETCHED",
     "Caches",
+    "Injection",
     "LayerWritten",
     "MlxLm",
     "MtpHead",
     "NoHead",
     "RecurrentState",
+    "RotaryAxes",
     "SelectingNorm",
     "Selection",
     "Window",
@@ -46,19 +50,23 @@ __all__ = [
     "can_trim",
     "connect",
     "defer_norms",
+    "embedding_of",
     "end_padded",
     "extend",
     "extract",
     "family_of",
     "finish_head",
     "identity",
+    "injecting",
     "keep_rows",
     "keeping",
     "kv_bytes",
     "merge",
     "narrow_last_layer",
+    "rotations_of",
     "shallow_copies",
     "states",
     "trim",
+    "turning_by",
     "window_of",
 ]

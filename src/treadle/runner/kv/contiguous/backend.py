@@ -149,6 +149,14 @@ class ContiguousBackend:
         return UNPLANNED if self.prefill_quantum else ""
 
     @property
+    def no_features(self) -> str:
+        return self._forward.columns.no_features
+
+    @property
+    def no_axes(self) -> str:
+        return self._forward.columns.no_axes
+
+    @property
     def replays(self) -> bool:
         return self._recurrent is not None
 

@@ -59,7 +59,7 @@ class EncoderBackend:
     index = None
     chunk_sizes: tuple[int, ...] = ()
     draft_tokens = 0
-    no_drafts = no_positions = NO_TEXT
+    no_drafts = no_positions = no_features = no_axes = NO_TEXT
     replays = False
 
     def __init__(self, config: EncoderConfig, module: Any) -> None:

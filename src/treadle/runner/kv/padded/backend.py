@@ -83,7 +83,7 @@ class PaddedBackend:
     chunk_sizes: tuple[int, ...] = ()
     draft_tokens = 0
     replays = False
-    no_positions = _COUNTED
+    no_positions = no_features = no_axes = _COUNTED
 
     def __init__(self, config: PaddedConfig, module: Any, live: Live, clock: Clock) -> None:
         self.name = config.name
