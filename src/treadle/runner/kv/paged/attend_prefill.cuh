@@ -329,7 +329,7 @@ __device__ inline void attend_prefill(const T* q, const T* pool, const T* sinks,
       }
   }
   const int first = item.position + (item.row0 + warp * OWN) / REP;
-  const int last = item.position + (item.row0 + min(warp * OWN + OWN, item.rows) - 1) / REP;
+  const int last = BOUNDED ? item.hi : item.position + (item.row0 + min(warp * OWN + OWN, item.rows) - 1) / REP;
   const bool idle = warp * OWN >= item.rows;
   if (tiles > 0) stage(0);
   for (int tile = 0; tile < tiles; ++tile) {
@@ -337,7 +337,7 @@ __device__ inline void attend_prefill(const T* q, const T* pool, const T* sinks,
     __syncthreads();
     if (tile + 1 < tiles) stage(tile + 1);
     const int base = item.lo + tile * TILE;
-    if (idle || (!BOUNDED && (base > last || (WINDOW > 0 && base + TILE <= first - WINDOW + 1)))) continue;
+    if (idle || base > last || (WINDOW > 0 && base + TILE <= first - WINDOW + 1)) continue;
     float s[F][TILE / 8][4];
     score<T, D>(s, queries, keys + (tile & 1) * TILE * WIDE);
     if constexpr (CAP != 0) {
