@@ -290,7 +290,7 @@ def test_plain_passes_have_no_columns(tiny: Tiny) -> None:
     rows.admit("a")
     rows.compute([segment("a", (1,) * 40, 0)])
     step = rows.backend._step
-    assert step.batch is None
+    assert step.columns is None
     assert all(len(tiles.arrays) == 1 for tiles in step.tiles.values())
     programs = len(step.compiled)
     rows.admit("b")

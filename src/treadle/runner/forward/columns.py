@@ -47,19 +47,15 @@ class ColumnPasses:
         if not axes:
             yield
             return
-        assert self.axes is not None, self.no_axes
+        assert self.axes is not None
         with turning_by(self.axes, self._rotations):
             yield
 
     @property
-    def no_axes(self) -> str:
-        """Why positions can't have three axes; empty where they can."""
-        return "" if self.axes is not None else "the model's positions have one axis"
-
-    @property
-    def no_features(self) -> str:
-        """Why tokens can't have features; empty where they can."""
-        return "" if embedding_of(self._module) is not None else "the name of the model's embedding is not known"
+    def reasons(self) -> tuple[str, str]:
+        """Why tokens can't have features, and why positions can't have three axes; empty where they can."""
+        features = "" if embedding_of(self._module) is not None else "the name of the model's embedding is not known"
+        return features, "" if self.axes is not None else "the model's positions have one axis"
 
 
 def injection_of(segments: Sequence[RowSegment], firsts: Sequence[int], count: int, put: Put) -> Injection | None:

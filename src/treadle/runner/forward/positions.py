@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from .segments import RowSegment
+from .segments import RowSegment, with_columns
 
 Numbers = npt.NDArray[np.int32]
 _FIRST = 64
@@ -56,9 +56,76 @@ class SequencePositions:
     def first_within(self, start: int, count: int, window: int, chunk: int) -> Numbers:
         """The first index (count,) that each of `count` tokens from index `start` on sees with a `window`, or from the
         beginning of its `chunk`, of so many positions (0: none). Where there are three axes, they count indices."""
-        own = self._known[: start + count]
-        own = own if own.ndim == 1 else np.arange(start + count, dtype=np.int32)
-        return _first(own[start:], own, window, chunk)
+        known = self._known[: start + count]
+        if known.ndim > 1 or not (window or chunk):
+            return _first(np.arange(start, start + count, dtype=np.int32), window, chunk)
+        own = known[start:]
+        if window:
+            return np.searchsorted(known, own - window, side="right").astype(np.int32)
+        return np.searchsorted(known, own // chunk * chunk).astype(np.int32)
+
+
+class Columns:
+    """The segments of a pass whose tokens have columns, and the tokens of the batch that each one begins at; `indices`
+    (T,) are those of all tokens."""
+
+    def __init__(self, segments: Sequence[RowSegment], firsts: Sequence[int], indices: Numbers) -> None:
+        self._own = [
+            (segment, first) for segment, first in zip(segments, firsts, strict=True) if with_columns([segment])
+        ]
+        self._indices = indices
+        self._visible: dict[tuple[int, int], Numbers | None] = {}
+
+    @classmethod
+    def of(cls, segment: RowSegment) -> Columns | None:
+        """Those of a segment by itself, if it has any."""
+        indices = np.arange(segment.start, segment.end, dtype=np.int32)
+        return cls([segment], [0], indices) if with_columns([segment]) else None
+
+    def positions(self) -> Numbers:
+        """Positions (T,) of all tokens, or (T, 3) where some have three axes."""
+        made = self._indices.copy()
+        for segment, first in self._own:
+            positions = positions_of(segment)
+            if positions.ndim > made.ndim:
+                made = np.repeat(made[:, None], positions.shape[1], axis=1)
+            of_axes = positions if positions.ndim == made.ndim else positions[:, None]
+            made[first : first + len(positions)] = of_axes
+        return made
+
+    def visible(self, window: int, chunk: int = 0) -> Numbers | None:
+        """The first and the last cached token (T, 2) that each token sees, in layers with a `window`, or that attend
+        within a `chunk`; None where they are those of plain text."""
+        key = window, chunk
+        if key not in self._visible:
+            others = any(_sees_others(segment, window, chunk) for segment, _ in self._own)
+            self._visible[key] = self._seen(window, chunk) if others else None
+        return self._visible[key]
+
+    def _seen(self, window: int, chunk: int) -> Numbers:
+        made = np.stack([_first(self._indices, window, chunk), self._indices], axis=1)
+        for segment, first in self._own:
+            own = made[first : first + len(segment.tokens)]
+            if segment.sequence.positions is not None:
+                own[:, 0] = segment.sequence.positions.first_within(segment.start, len(own), window, chunk)
+            if segment.last_visible is not None:
+                last = np.asarray(segment.last_visible, np.int32)
+                assert ((own[:, 1] <= last) & (last < segment.end)).all(), (
+                    "a token sees itself, none behind its segment"
+                )
+                own[:, 1] = last
+        return made
+
+
+def _sees_others(segment: RowSegment, window: int, chunk: int) -> bool:
+    return segment.last_visible is not None or (bool(window or chunk) and segment.sequence.positions is not None)
+
+
+def _first(indices: Numbers, window: int, chunk: int) -> Numbers:
+    """The first index that tokens at `indices` see, counted in indices."""
+    if window:
+        return np.maximum(indices - window + 1, 0)
+    return indices // chunk * chunk if chunk else np.zeros_like(indices)
 
 
 def positions_of(segment: RowSegment) -> Numbers:
@@ -79,41 +146,8 @@ def positions_of(segment: RowSegment) -> Numbers:
 
 
 def joined(parts: Sequence[Numbers]) -> Numbers:
-    """Positions of all segments of a pass: (T,), or (T, 3) where some segment has three axes."""
+    """Positions of parts, one behind the other: (T,), or (T, 3) where some part has three axes."""
     axes = max((part.shape[1] for part in parts if part.ndim > 1), default=0)
     if axes:
         parts = [part if part.ndim > 1 else np.repeat(part[:, None], axes, axis=1) for part in parts]
     return np.concatenate(parts)
-
-
-def visible(segments: Sequence[RowSegment], window: int, chunk: int) -> Numbers | None:
-    """The first and the last cached token (T, 2) that each token of a pass sees, in layers with a `window`, or that
-    attend within a `chunk`; None where they are those of plain text."""
-    if not any(segment.last_visible is not None or _counts_positions(segment, window, chunk) for segment in segments):
-        return None
-    return np.concatenate([_visible(segment, window, chunk) for segment in segments])
-
-
-def _counts_positions(segment: RowSegment, window: int, chunk: int) -> bool:
-    return bool(window or chunk) and segment.sequence.positions is not None
-
-
-def _visible(segment: RowSegment, window: int, chunk: int) -> Numbers:
-    start, count = segment.start, len(segment.tokens)
-    own = np.arange(start, start + count, dtype=np.int32)
-    last = own if segment.last_visible is None else np.asarray(segment.last_visible, np.int32)
-    assert ((own <= last) & (last < start + count)).all(), "a token sees itself, and none behind its segment"
-    if segment.sequence.positions is not None:
-        first = segment.sequence.positions.first_within(start, count, window, chunk)
-    else:
-        first = _first(own, np.arange(start + count, dtype=np.int32), window, chunk)
-    return np.stack([first, last], axis=1)
-
-
-def _first(own: Numbers, known: Numbers, window: int, chunk: int) -> Numbers:
-    """The first of the `known` positions that tokens at the positions `own` see."""
-    if window:
-        return np.searchsorted(known, own - window, side="right").astype(np.int32)
-    if chunk:
-        return np.searchsorted(known, own // chunk * chunk).astype(np.int32)
-    return np.zeros_like(own)

@@ -18,8 +18,8 @@ from ..device.staging import Put, direct
 from ..mlxlm import FETCHED, Selection, keeping
 from .batch_buckets import decode_bucket, head_bucket
 from .columns import ColumnPasses, injection_of
-from .positions import joined, positions_of, visible
-from .segments import ForwardOutput, RowSegment
+from .positions import Columns
+from .segments import ForwardOutput, RowSegment, with_columns
 
 Numbers = npt.NDArray[np.int32]
 
@@ -29,9 +29,8 @@ class RaggedBatch:
 
     Segment i has the `counts[i]` tokens `firsts[i]` to `ends[i]` of the batch, which has `count` (T) in all. In its
     sequence's cache they have indices from `starts[i]` on; `indices` (T,) are those of all tokens. `positions` (T,), or
-    (T, 3), are the same array unless the batch has `columns` (`RowSegment.has_columns`). `owned`
-    are the indices of segments that are no padding, None where all are. With `in_buckets` the batch was padded to a
-    bucket.
+    (T, 3), are the same array unless some tokens have `columns`. `owned` are the indices of segments that are no
+    padding, None where all are. With `in_buckets` the batch was padded to a bucket.
     """
 
     __slots__ = (
@@ -48,16 +47,12 @@ class RaggedBatch:
         self.count = int(self.ends[-1])
         self.starts: Numbers = np.array([segment.start for segment in segments], np.int32)
         self.indices = self.positions = _ranges(self.starts, self.counts)
-        self.columns = any(segment.has_columns for segment in segments)
-        if self.columns:
-            self.positions = joined([positions_of(segment) for segment in segments])
+        self.columns: Columns | None = None
+        if with_columns(segments):
+            self.columns = Columns(segments, self.firsts.tolist(), self.indices)
+            self.positions = self.columns.positions()
         owned = [i for i, segment in enumerate(segments) if not segment.padding]
         self.owned = None if len(owned) == len(segments) else owned
-
-    def visible(self, window: int, chunk: int = 0) -> Numbers | None:
-        """The first and the last cached token (T, 2) that each token sees in layers with a `window`, or that attend
-        within a `chunk` (0: neither); None where they are those of plain text."""
-        return visible(self.segments, window, chunk) if self.columns else None
 
     @property
     def real(self) -> Sequence[RowSegment]:
@@ -137,7 +132,7 @@ class ForwardPass:
         return logits if logits.shape[0] == count else logits[:count]
 
     def _computed(self, batch: RaggedBatch, tokens: Any) -> Any:
-        if not batch.columns:
+        if batch.columns is None:
             return self._module(tokens, cache=self._layers)
         injection = injection_of(batch.segments, batch.firsts.tolist(), batch.count, self._put)
         return self.columns.compute(tokens, self._layers, injection, axes=batch.positions.ndim > 1)

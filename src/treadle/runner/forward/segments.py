@@ -97,12 +97,6 @@ class RowSegment(msgspec.Struct, frozen=True):
     def end(self) -> int:
         return self.start + len(self.tokens)
 
-    @property
-    def has_columns(self) -> bool:
-        """Whether tokens have positions apart from their index, see tokens behind them, or have features."""
-        own = self.positions is not None or self.last_visible is not None or self.features is not None
-        return own or self.sequence.positions is not None
-
     def part(self, start: int, end: int, **changed: Any) -> RowSegment:
         """The tokens from index `start` to `end` as a segment of their own, with fields `changed`."""
         low, high = start - self.start, end - self.start
@@ -114,6 +108,19 @@ class RowSegment(msgspec.Struct, frozen=True):
 
 _COLUMNS = ("positions", "last_visible")
 """Fields with a value for each token."""
+
+
+def with_columns(segments: Sequence[RowSegment]) -> list[RowSegment]:
+    """Those whose tokens have positions apart from their index, see tokens behind them, or have features."""
+    return [
+        one
+        for one in segments
+        if one.positions is not None
+        or one.last_visible is not None
+        or one.features is not None
+        or one.sequence.positions is not None
+    ]
+
 
 _NOBODY = KvSequence("", "", ())
 

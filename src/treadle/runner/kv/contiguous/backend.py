@@ -32,7 +32,8 @@ from ..planned_attention import UNPLANNED, prefill_quantum, warm_passes
 from ..recurrent_group import ROW_SLOTS, TEST_SLOTS, RecurrentConfig, RecurrentGroup, RecurrentRow
 from ..slot_allocator import SlotTable
 from .buffer import STEP, Buffer
-from .layer import ContiguousLayer, ContiguousPass, PlacedSegment
+from .layer import ContiguousLayer, ContiguousPass
+from .placing import place, place_last
 
 PREFIX_BLOCK = 32
 """Tokens of a block that can be reused."""
@@ -131,6 +132,7 @@ class ContiguousBackend:
         slots = () if self._recurrent is None else self._recurrent.layers
         caches = self.layers if config.layout is None else config.layout.caches(self.layers, slots)
         self._forward = ForwardPass(module, caches, config.selection)
+        self.no_features, self.no_axes = self._forward.columns.reasons
         self._index = PrefixIndex(PREFIX_BLOCK) if config.keep_prefixes else None
         self._evaluate = evaluation(self.lookahead)
         self._store = BlockStore(self._evaluate)
@@ -147,14 +149,6 @@ class ContiguousBackend:
     @property
     def no_drafts(self) -> str:
         return UNPLANNED if self.prefill_quantum else ""
-
-    @property
-    def no_features(self) -> str:
-        return self._forward.columns.no_features
-
-    @property
-    def no_axes(self) -> str:
-        return self._forward.columns.no_axes
 
     @property
     def replays(self) -> bool:
@@ -303,16 +297,11 @@ class ContiguousBackend:
         return sorted(segments, key=lambda segment: len(segment.tokens) > 1)
 
     def begin(self, batch: RaggedBatch) -> None:
-        placed = [
-            PlacedSegment(first, len(segment.tokens), segment.end, segment.sequence.kv.buffers)
-            for segment, first in zip(batch.segments, batch.firsts.tolist(), strict=True)
-        ]
-        if batch.columns:
-            placed = [replace(one, row=segment) for one, segment in zip(placed, batch.segments, strict=True)]
+        placed = place(batch)
         self._step.singles = [one for one in placed if one.count == 1]
         self._step.longer = [one for one in placed if one.count > 1]
         self._step.positions = mx.array(batch.positions)
-        self._narrow(batch, placed)
+        self._narrow(batch)
         if self._recurrent is not None:
             rows = [segment.sequence.kv.slots for segment in batch.segments]
             self._recurrent.put(*map(mx.array, self._recurrent.begin(batch, rows)))
@@ -320,15 +309,12 @@ class ContiguousBackend:
             for buffer in one.buffers:
                 buffer.cut(one.end - one.count)
 
-    def _narrow(self, batch: RaggedBatch, placed: Sequence[PlacedSegment]) -> None:
+    def _narrow(self, batch: RaggedBatch) -> None:
         """Note the tokens that reach the head: at most one of each segment, where the last layer may be narrowed."""
         self._step.wanted = None
         wants = [segment.wants for segment in batch.segments]
         if self._config.narrows and max(wants) == 1 and sum(wants) < batch.count:
-            wanted = [one for one, wants_it in zip(placed, wants, strict=True) if wants_it]
-            self._step.wanted = [one.last(i) for i, one in enumerate(wanted)]
-            ends = [one.first + one.count - 1 for one in wanted]
-            self._step.ends = mx.array(batch.positions[ends])
+            self._step.wanted, self._step.ends = place_last(batch)
 
     # Prefixes ----------------------------------------------------------------------------------------------------
 

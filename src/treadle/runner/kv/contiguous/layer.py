@@ -4,43 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 import mlx.core as mx
 
-from ...forward.positions import Numbers, visible
-from ...forward.segments import RowSegment
 from ...mlxlm import FETCHED, LayerWritten, Window, identity
 from .buffer import Buffer
-
-
-@dataclass(slots=True, eq=False)
-class PlacedSegment:
-    """Tokens `first` to `first + count` of a batch, up to index `end` of a sequence with `buffers`, one a layer. `row`
-    is the segment where the batch has columns."""
-
-    first: int
-    count: int
-    end: int
-    buffers: Sequence[Buffer]
-    row: RowSegment | None = None
-    _visible: dict[tuple[int, int], Numbers | None] = field(default_factory=dict, init=False, repr=False)
-
-    def last(self, first: int) -> PlacedSegment:
-        """The last token alone, as token `first` of a batch."""
-        row = None if self.row is None else self.row.part(self.end - 1, self.end)
-        return PlacedSegment(first, 1, self.end, self.buffers, row)
-
-    def visible(self, window: int, chunk: int) -> Numbers | None:
-        """What the tokens see, as `positions.visible` has it."""
-        if self.row is None:
-            return None
-        key = window, chunk
-        if key not in self._visible:
-            self._visible[key] = visible([self.row], window, chunk)
-        return self._visible[key]
+from .placing import PlacedSegment
 
 
 @dataclass

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from ....core.messages import Sharing
 from ....core.statistics import PrefixStatistics
 from ...forward.ragged import ForwardPass, RaggedBatch
-from ...forward.segments import ForwardOutput, KvSequence, RowSegment
+from ...forward.segments import ForwardOutput, KvSequence, RowSegment, with_columns
 from ...mlxlm import Selection
 from ..backend import Clock, LeastMemory, Live, WarmLimits, WarmPass
 from .layer import EncoderLayer, EncoderPass, Placed
@@ -69,6 +69,7 @@ class EncoderBackend:
         self._forward = ForwardPass(module, layers, config.selection)
 
     def compute(self, segments: Sequence[RowSegment], previous: Any | None, *, hidden: bool = False) -> ForwardOutput:
+        assert not with_columns(segments), self.no_positions
         refused = {segment.id: NO_TEXT for segment in segments if segment.picks or segment.wants}
         whole = [
             replace(segment, tokens=segment.sequence.tokens[: segment.end], start=0)

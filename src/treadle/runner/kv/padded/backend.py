@@ -21,7 +21,7 @@ from ....core.messages import Sharing
 from ....core.statistics import PrefixStatistics
 from ... import mlxlm
 from ...device.owner_thread import mlx_runtime
-from ...forward.segments import ForwardOutput, KvSequence, RowSegment
+from ...forward.segments import ForwardOutput, KvSequence, RowSegment, with_columns
 from ...mlxlm import Caches, MlxLm, Selection
 from ..backend import Clock, LeastMemory, Live, WarmLimits, WarmPass
 from ..cost import KvCost
@@ -241,7 +241,7 @@ class PaddedBackend:
     def compute(self, segments: Sequence[RowSegment], previous: Any | None, *, hidden: bool = False) -> ForwardOutput:
         """Prompts are computed at once, up to the tokens whose logits are sampled from; those share a pass, and are all
         that is computed when it is run again."""
-        assert not any(segment.has_columns for segment in segments), self.no_positions
+        assert not with_columns(segments), self.no_positions
         done = ForwardOutput()
         if self.lookahead and is_repeated(segments):
             self._take_back(segments)

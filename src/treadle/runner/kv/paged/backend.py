@@ -103,6 +103,7 @@ class PagedBackend:
         slots = () if self._recurrent is None else self._recurrent.layers
         caches = self.layers if config.layout is None else config.layout.caches(self.layers, slots)
         self._forward = ForwardPass(module, caches, config.selection, self._step.put, config.decoder)
+        self.no_features, self.no_axes = self._forward.columns.reasons
         windows = [WindowPages(config.window_pages(window), PAGE, window, SLACK) for window in config.windows]
         self._copies = PageCopies(self.layers, 1 + len(windows), self._step.put)
         self._pages = PageAllocator(
@@ -126,14 +127,6 @@ class PagedBackend:
     @property
     def sharing(self) -> Sharing:
         return Sharing.HELD_MARKED if self._pages.windows or self._recurrent is not None else Sharing.HELD
-
-    @property
-    def no_features(self) -> str:
-        return self._forward.columns.no_features
-
-    @property
-    def no_axes(self) -> str:
-        return self._forward.columns.no_axes
 
     @property
     def replays(self) -> bool:

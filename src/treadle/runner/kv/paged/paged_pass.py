@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from ...device.staging import Staging
 from ...forward.compiled import CompiledPasses
+from ...forward.positions import Columns
 from ...forward.ragged import RaggedBatch
 from .kernels import Kernels
 from .tiling import COUNT, COUNTERS, FIRST, PAGES, Segments, Tiles, padded, within_chunks
@@ -77,7 +78,7 @@ class PagedPass:
     Tokens [0, decode_tokens) of `count` belong to the decode kernel, the rest to the prefill kernel; padding belongs to
     neither. Layers have one of `shapes`. There is one of `tables` for each group of layers whose sequences hold the
     same pages. `tiles` are the attention kernels' work, by (decode, kind of layers). `compiled` caches passes over
-    these layers. `batch` has tokens with columns (None where no token has).
+    these layers. `columns` are those of tokens that have any.
     """
 
     shapes: Sequence[Kernels]
@@ -85,7 +86,7 @@ class PagedPass:
     tables: Sequence[StepTable] = ()
     counters: tuple[Any, Any] = (None, None)
     compiled: CompiledPasses = field(default_factory=CompiledPasses)
-    batch: RaggedBatch | None = None
+    columns: Columns | None = None
     count: int = 0
     decode_tokens: int = 0
     tiles: dict[tuple[bool, LayerKind], Tiles] = field(default_factory=dict)
@@ -114,7 +115,7 @@ class PagedPass:
             self.counters = (mx.zeros(COUNTERS, mx.int32), mx.zeros(COUNTERS, mx.int32))
             mx.eval(self.counters)
         short = int(np.count_nonzero(segments[:, COUNT] <= self.short))
-        self.count, self.batch = batch.count, batch if batch.columns else None
+        self.count, self.columns = batch.count, batch.columns
         self.decode_tokens = int(segments[short, FIRST]) if short < len(segments) else self.count
         self.tables = tables = [StepTable(segments=self._split(segments, of, short)) for of in rows]
         arrays = [batch.positions]
@@ -156,7 +157,7 @@ class PagedPass:
         self.tables = ()
         self.counters = (None, None)
         self.tiles = {}
-        self.batch = None
+        self.columns = None
         self._staging = Staging()
 
     def tiles_of(self, kind: LayerKind, *, decode: bool) -> Tiles:
@@ -170,7 +171,7 @@ class PagedPass:
 
     def _plan(self, decode: bool, kind: LayerKind) -> Tiles:
         some, kernels = self.tables[kind.table].segments[decode], self.shapes[kind.shape]
-        visible = None if self.batch is None else self.batch.visible(kind.window, kind.chunk)
+        visible = None if self.columns is None else self.columns.visible(kind.window, kind.chunk)
         if visible is not None:
             own = visible[: self.decode_tokens] if decode else visible[self.decode_tokens :]
             return kernels.plan(some, self.decode_tokens, decode=decode, visible=own)
@@ -203,7 +204,7 @@ class PagedPass:
     def template(self, kinds: set[LayerKind]) -> PagedPass:
         """The step without its arrays: with other arrays, it is a step with the same constants."""
         bare = {key: self.tiles[key].bare for key in self._keys(kinds)}
-        return replace(self, positions=None, tables=[StepTable() for _ in self.tables], tiles=bare, batch=None)
+        return replace(self, positions=None, tables=[StepTable() for _ in self.tables], tiles=bare, columns=None)
 
     def filled(self, arrays: Sequence[Any]) -> PagedPass:
         """The template with `arrays` as `inputs` returns them."""
