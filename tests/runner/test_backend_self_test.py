@@ -11,7 +11,10 @@ import numpy as np
 import pytest
 
 from tests.runner.mutants import MUTANTS, WINDOW_MUTANTS, mutated
+from tests.runner.paged.models import make as new_paged
+from tests.runner.paged.models import paged
 from tests.runner.self_tests import contiguous, faults, make, runs_here
+from tests.support.cuda import ReferenceKernels, wrongly_bounded
 from treadle.runner.kv.backend import Unsupported
 from treadle.runner.loading import backend_self_test
 from treadle.runner.loading.reference import TRIALS, Filling, Found, Measured, Reference, Trial, beyond_window, verdict
@@ -73,6 +76,15 @@ def test_a_backend_that_raises_or_asserts_is_refused() -> None:
         wrong = Raising(config, error)
         with pytest.raises(Unsupported, match=f"{type(error).__name__}: {error}"):
             backend_self_test.self_test(judge, wrong, TRIALS)
+
+
+def test_kernels_for_tokens_that_say_what_they_see_are_tested_where_they_are_asked_for() -> None:
+    judge = Reference(connect(), new_paged("gemma3"), 2048)
+    right, wrong = (paged(judge.module, kernels=kernels) for kernels in (ReferenceKernels, wrongly_bounded()))
+    backend_self_test.self_test(judge, right, TRIALS, bounded=True)
+    backend_self_test.self_test(judge, wrong, TRIALS)
+    with pytest.raises(Unsupported, match="not the model's own"):
+        backend_self_test.self_test(judge, wrong, TRIALS, bounded=True)
 
 
 class Raising:

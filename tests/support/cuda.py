@@ -89,3 +89,14 @@ def failing(*names: str) -> type[ReferenceKernels]:
             return super().__call__(*args, **kwargs)
 
     return type("Failing", (ReferenceKernels,), {"kernel": Refused})
+
+
+def wrongly_bounded() -> type[ReferenceKernels]:
+    """Return kernels that are right only where what tokens see follows from their index."""
+
+    class Wrong(ReferenceKernel):
+        def __call__(self, inputs: Sequence[Any], *args: Any, **kwargs: Any) -> list[Any]:
+            made = super().__call__(inputs, *args, **kwargs)
+            return [one[..., ::-1] for one in made] if "visible" in self._inputs else made
+
+    return type("WronglyBounded", (ReferenceKernels,), {"kernel": Wrong})

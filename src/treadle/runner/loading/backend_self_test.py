@@ -10,6 +10,7 @@ from itertools import pairwise
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 
 from ..device.owner_thread import mlx_runtime
 from ..device.self_test import FAULTS
@@ -24,9 +25,10 @@ class SelfTestFailed(Unsupported):
     """A KV backend that should serve the model gave wrong results, or a fault, on this machine."""
 
 
-def self_test(reference: Reference, config: KvConfig, trials: Sequence[Trial]) -> None:
+def self_test(reference: Reference, config: KvConfig, trials: Sequence[Trial], *, bounded: bool = False) -> None:
     """Compute all trials, in chunks and together, in the backend of `config`. Raises SelfTestFailed where that failed,
-    or gave other logits than the reference."""
+    or gave other logits than the reference. Where it is `bounded` tokens say what they see, which other kernels
+    compute, and see what they do without."""
     live: dict[str, KvSequence] = {}
     backend: KvBackend | None = None
     try:
@@ -35,7 +37,7 @@ def self_test(reference: Reference, config: KvConfig, trials: Sequence[Trial]) -
             if isinstance(config, PagedConfig) and config.decoder is not None:
                 config = dataclasses.replace(config, decoder=tested)
             backend = config.build(tested, live, time.monotonic)
-            reason = reference.judge(trials, partial(_together, backend, live, tested, reference))
+            reason = reference.judge(trials, partial(_together, backend, live, tested, reference, bounded))
             copies_pages = not isinstance(backend, PagedBackend) or backend.copies_pages()
     except FAULTS as error:
         raise SelfTestFailed(f"sequences in one pass failed ({type(error).__name__}: {error})") from error
@@ -85,7 +87,12 @@ def _as_batch(array: Any, count: int) -> Any:
 
 
 def _together(
-    backend: KvBackend, live: dict[str, KvSequence], tested: _Fillable, reference: Reference, trials: Sequence[Trial]
+    backend: KvBackend,
+    live: dict[str, KvSequence],
+    tested: _Fillable,
+    reference: Reference,
+    bounded: bool,
+    trials: Sequence[Trial],
 ) -> list[Found]:
     """Logits at the places of all trials: each prompt in two chunks beside the others', then the continuations."""
     rows = [KvSequence(str(i), "", (*[0] * trial.filled, *trial.tokens)) for i, trial in enumerate(trials)]
@@ -99,7 +106,10 @@ def _together(
     parts: dict[str, list[Any]] = {row.id: [] for row in rows}
     for ends in zip(*(_ends(trial) for trial in trials), strict=True):
         segments = [
-            RowSegment(row, row.tokens[start:end], start, wants=1) for row, (start, end) in zip(rows, ends, strict=True)
+            RowSegment(
+                row, row.tokens[start:end], start, wants=1, last_visible=np.arange(start, end) if bounded else None
+            )
+            for row, (start, end) in zip(rows, ends, strict=True)
         ]
         done = backend.compute(segments, None)
         assert done.logits is not None
