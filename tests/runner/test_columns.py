@@ -19,6 +19,7 @@ from tests.runner.paged.models import PAGE, loaded, make, paged
 from tests.support.architectures import ARCHITECTURES
 from tests.support.cuda import ReferenceKernels
 from treadle.runner.forward.positions import SequencePositions
+from treadle.runner.forward.ragged import RaggedBatch
 from treadle.runner.forward.segments import KvSequence, RowSegment
 from treadle.runner.kv.contiguous.backend import ContiguousConfig
 from treadle.runner.kv.cost import KvCost
@@ -43,6 +44,15 @@ def test_positions_follow_those_that_are_known() -> None:
     assert known.of(0, 5).tolist() == [[0, 0, 0], [1, 1, 1], [5, 5, 5], [5, 5, 9], [10, 10, 10]]
     assert known.of(4, 2).tolist() == [10, 11]
     assert known.first_within(2, 2, window=2, chunk=0).tolist() == [1, 2], "windows count indices of three axes"
+
+
+def test_a_sequences_owner_may_know_all_positions() -> None:
+    """Segments need none then, wherever the first of them begins, and what is behind them stays known."""
+    sequence = KvSequence("a", "", ())
+    sequence.positions = SequencePositions(np.array([0, 1, 5, 6, 9], np.int32))
+    for _ in range(2):
+        assert RaggedBatch([RowSegment(sequence, (0, 0), 2)]).positions.tolist() == [5, 6]
+        assert RaggedBatch([RowSegment(sequence, (0, 0), 4)]).positions.tolist() == [9, 10]
 
 
 def test_a_part_of_a_segment_has_its_columns() -> None:

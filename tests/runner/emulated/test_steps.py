@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 from mlx_lm.utils import dequantize_model
 
+from tests.runner.backends import Driven, segment
+from tests.runner.columns import logits_of, places, sparse
 from tests.runner.looped import Looped
 from tests.runner.paged.models import loaded, make, paged
 from tests.runner.reference import reference
@@ -113,6 +115,24 @@ def test_rows_that_verify_drafts_pick_what_is_likely() -> None:
     assert run.drafted > run.accepted > 0
     for request in some:
         check(exact, request, found[request.id])
+
+
+def test_a_sparse_prompt_is_computed_at_its_positions() -> None:
+    """With a window of positions, in chunks, and tokens that are decoded behind it."""
+    module = make("gemma3", dtype=mx.bfloat16)
+    model, exact = loaded(module, paged(module, kernels=EmulatedKernels)), _exact(module)
+    dice = random.Random(5)
+    tokens, positions = [dice.randrange(256) for _ in range(92)], sparse(dice, 90)
+    rows = Driven(model.choice.config, module)
+    rows.admit("a", tokens=tokens)
+    whole = segment("a", tokens[:90], 0, positions=positions)
+    pieces = whole.part(0, 57, wants=57), whole.part(57, 90, wants=33), segment("a", tokens[90:], 90, wants=2)
+    found = [places(rows.compute([piece]))["a"] for piece in pieces]
+    behind = np.arange(positions[-1] + 1, positions[-1] + 3, dtype=np.int32)
+    wanted = logits_of(replace(model, module=exact), tokens, np.concatenate([positions, behind]))
+    off = np.abs(np.concatenate(found) - wanted)
+    plain = logits_of(replace(model, module=exact), tokens, np.arange(92, dtype=np.int32))
+    assert off.max() < TOLERANCE * wanted.std() < np.abs(plain - wanted).max()
 
 
 def _values(module: Any, request: Submit, tokens: list[int]) -> Any:

@@ -21,9 +21,11 @@ class SequencePositions:
     """Positions of a sequence's first `count` tokens, by their index: (count,), or (count, 3) where some token has
     three axes. They do not decrease; those behind the last known one follow it."""
 
-    def __init__(self) -> None:
+    def __init__(self, known: Numbers | None = None) -> None:
         self.count = 0
         self._known: Numbers = np.zeros(_FIRST, np.int32)
+        if known is not None:
+            self.put(0, known)
 
     def put(self, start: int, positions: Numbers) -> None:
         """Set the positions of tokens from index `start` on, behind which none is known any more."""
@@ -141,7 +143,8 @@ def positions_of(segment: RowSegment) -> Numbers:
         assert len(positions) == count, "a position for each token"
     if known is None:
         known = segment.sequence.positions = SequencePositions()
-    known.put(segment.start, positions)
+    if segment.positions is not None or segment.end > known.count:
+        known.put(segment.start, positions)
     return positions if positions.ndim == 1 or (positions != positions[:, :1]).any() else positions[:, 0]
 
 

@@ -19,7 +19,8 @@ class KvSequence:
 
     `tokens` are all that are known, the prompt and what was generated; its owner may append to them. `salt` separates
     its prefixes from those of other tenants. `kv` is the backend's own state, None while the backend holds nothing.
-    `positions` are those of its tokens where some are apart from the index (`SequencePositions`).
+    `positions` are those of its tokens where some are apart from the index (`SequencePositions`): as its owner sets
+    them, or as segments have them.
     """
 
     id: str
