@@ -234,6 +234,8 @@ def test_a_models_axes_are_read() -> None:
         assert RotaryAxes.of(module) == RotaryAxes((24, 20, 20), interleaved)
         assert embedding_of(module) is module.language_model.model.embed_tokens
     assert RotaryAxes.of(_module("gemma3")) is None
+    inner = new_module(config_of("gemma3n"))
+    assert embedding_of(inner) is inner.model.language_model.embed_tokens
 
 
 @pytest.mark.parametrize("traditional", [False, True])

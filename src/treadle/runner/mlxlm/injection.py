@@ -73,6 +73,7 @@ def embedding_of(model: Any) -> Any | None:
     """The embedding of tokens of mlx-lm's `model`; None where its name is not known."""
     text = text_model(model)
     for decoder in (getattr(text, name, None) for name in _DECODERS):
+        decoder = decoder if decoder is None else text_model(decoder)
         for name in _EMBEDDINGS:
             found = getattr(decoder, name, None)
             if isinstance(found, nn.Module):
