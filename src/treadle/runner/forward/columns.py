@@ -35,10 +35,11 @@ class ColumnPasses:
         """Logits of the selected `tokens` (T, 1), some of which have an `injection`; with positions of three `axes`, or
         of one."""
         with self._turning(axes):
-            if injection is None:
-                return (self._decoder or self._module)(tokens, cache=cache)
             if self._decoder is not None:
-                return self._decoder(tokens, cache=cache, injection=injection)
+                injected = {} if injection is None else {"injection": injection}
+                return self._decoder(tokens, cache=cache, **injected)
+            if injection is None:
+                return self._module(tokens, cache=cache)
             with injecting(self._module, injection):
                 return self._module(tokens, cache=cache)
 

@@ -12,16 +12,13 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
-import numpy.typing as npt
 
 from ..device.staging import Put, direct
 from ..mlxlm import FETCHED, Selection, keeping
 from .batch_buckets import decode_bucket, head_bucket
 from .columns import ColumnPasses, injection_of
-from .positions import Columns
+from .positions import Columns, Numbers
 from .segments import ForwardOutput, RowSegment, with_columns
-
-Numbers = npt.NDArray[np.int32]
 
 
 class RaggedBatch:
