@@ -179,7 +179,7 @@ class Exchangeable:
 
     def __init__(self, inner: Any) -> None:
         self.inner = inner
-        self.name = inner.name
+        self.names = inner.names
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)

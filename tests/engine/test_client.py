@@ -24,7 +24,13 @@ from treadle.core.messages import (
     Submit,
     TokenLogprob,
 )
-from treadle.core.statistics import EngineStatistics, SpeculationStatistics
+from treadle.core.statistics import (
+    DrafterStatistics,
+    EngineStatistics,
+    PrefixStatistics,
+    RunnerStatistics,
+    SpeculationStatistics,
+)
 from treadle.core.virtual_queue import Arrival
 from treadle.engine import deaths as deaths_module
 from treadle.engine import supervisor as supervisor_module
@@ -870,15 +876,17 @@ async def test_the_status_says_what_became_of_draft_tokens():
     found = status["speculation"]
     assert (found["drafters"], found["draft_tokens"], found["on"]) == (["lookup"], 8, False)
     assert (found["acceptance"], found["tokens_per_step"]) == (0.0, 1.0)
+    drafter = RunnerStatistics(drafter=DrafterStatistics(4096, 7, PrefixStatistics(reused=32)))
     counted = SpeculationStatistics(
         steps=4, rows=5, drafted=20, accepted=15, on=True, chances=(0.9, 0.5), match_chances=((2, 0.3),)
     )
-    scene.owner.say(StepReport(step=1, statistics=EngineStatistics(speculation=counted)))
+    scene.owner.say(StepReport(step=1, statistics=EngineStatistics(speculation=counted, runner=drafter)))
     await settle()
     found = status_of(scene.client)["speculation"]
     assert (found["steps"], found["drafted"], found["accepted"], found["on"]) == (4, 20, 15, True)
     assert (found["acceptance"], found["tokens_per_step"], found["chances"]) == (0.75, 4.0, [0.9, 0.5])
     assert found["match_chances"] == {"2": 0.3}
+    assert (found["kv_bytes"], found["backlog"], found["reused_tokens"]) == (4096, 7, 32)
     await scene.client.stop()
 
 

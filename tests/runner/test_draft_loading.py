@@ -112,7 +112,7 @@ def test_a_draft_model_drafts_beside_look_up_or_alone(
     with_drafters(monkeypatch, kind)
     runner = build(folders / "target", draft=DraftModel(folders / "draft"), speculate=speculate)
     assert runner._speculation.drafter is not None
-    assert runner._speculation.drafter.name == kind
+    assert runner._speculation.drafter.names == tuple(kind.split("+"))
 
 
 def test_a_draft_model_for_a_model_that_can_verify_no_drafts_is_refused(

@@ -169,7 +169,7 @@ def test_results_tell_what_is_ready_and_which_trials_are_over(tiny: Tiny) -> Non
 class Failing:
     """Raises `error` at every call."""
 
-    name = "failing"
+    names = ("failing",)
 
     def __init__(self, error: Exception) -> None:
         self._error = error
@@ -177,7 +177,7 @@ class Failing:
     def _raise(self, *args: Any) -> Any:
         raise self._error
 
-    propose = follow = ready = match = release = warm_up = reset = close = _raise
+    propose = follow = ready = match = release = statistics = warm_up = reset = close = _raise
 
 
 def test_a_drafter_that_fails_costs_its_drafts_alone(tiny: Tiny, caplog: pytest.LogCaptureFixture) -> None:

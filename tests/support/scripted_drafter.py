@@ -6,6 +6,7 @@ import random
 from collections.abc import Mapping, Sequence
 
 from treadle.core.plan import DraftTrial
+from treadle.core.statistics import DrafterStatistics
 from treadle.runner.drafting.drafter import DraftedRow
 
 
@@ -13,7 +14,7 @@ class ScriptedDrafter:
     """Proposes the `answers` of rows, by id, each token of which is right with the probability `acceptance`. `verified`
     rows have tokens that it proposed, and `released` have been forgotten."""
 
-    name = "scripted"
+    names = ("scripted",)
 
     def __init__(self, answers: Mapping[str, Sequence[int]], acceptance: float = 1.0, seed: int = 0) -> None:
         self.answers = answers
@@ -52,6 +53,9 @@ class ScriptedDrafter:
 
     def reset(self) -> None:
         pass
+
+    def statistics(self) -> DrafterStatistics:
+        return DrafterStatistics()
 
     def close(self) -> None:
         pass

@@ -11,7 +11,13 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from treadle.core.messages import StepReport
 from treadle.core.refusals import Refusal
-from treadle.core.statistics import EngineStatistics, PrefixStatistics, RunnerStatistics, SpeculationStatistics
+from treadle.core.statistics import (
+    DrafterStatistics,
+    EngineStatistics,
+    PrefixStatistics,
+    RunnerStatistics,
+    SpeculationStatistics,
+)
 from treadle.engine.supervisor import EngineState
 from treadle.telemetry.exposition import format_family
 from treadle.telemetry.metrics import STATES, Metrics
@@ -166,7 +172,9 @@ def test_every_number_has_prometheus_form(value: float, text: str) -> None:
 def test_draft_tokens_are_counted_across_restarts_of_the_engine() -> None:
     metrics = Metrics()
     now = SpeculationStatistics(steps=2, rows=3, drafted=12, accepted=9, on=True)
-    metrics.step(StepReport(step=1, statistics=EngineStatistics(speculation=now)))
+    drafter = RunnerStatistics(drafter=DrafterStatistics(kv_bytes=4096))
+    metrics.step(StepReport(step=1, statistics=EngineStatistics(speculation=now, runner=drafter)))
+    assert 'treadle_memory_bytes{kind="draft_kv"} 4096.0' in metrics.render().decode()
     metrics.step(StepReport(step=2, statistics=EngineStatistics(speculation=now)))
     metrics.restarted()
     later = SpeculationStatistics(steps=1, rows=1, drafted=4, reason="x")

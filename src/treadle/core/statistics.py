@@ -31,6 +31,15 @@ class GrammarStatistics(msgspec.Struct, frozen=True, omit_defaults=True):
     cached_chars: int = 0
 
 
+class DrafterStatistics(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Cache of a drafter with a model or a head: bytes that running sequences hold, tokens of these that it has yet to
+    compute (`backlog`), and its prefix cache."""
+
+    kv_bytes: int = 0
+    backlog: int = 0
+    prefix: PrefixStatistics = PrefixStatistics()
+
+
 class RunnerStatistics(msgspec.Struct, frozen=True, omit_defaults=True):
     """Memory of the runner in bytes; `kv_bytes` is what running sequences hold."""
 
@@ -40,6 +49,7 @@ class RunnerStatistics(msgspec.Struct, frozen=True, omit_defaults=True):
     kv_bytes: int = 0
     prefix: PrefixStatistics = PrefixStatistics()
     grammars: GrammarStatistics = GrammarStatistics()
+    drafter: DrafterStatistics = DrafterStatistics()
 
 
 class SpeculationStatistics(msgspec.Struct, frozen=True, omit_defaults=True):

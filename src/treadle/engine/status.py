@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from ..core.messages import Capabilities, SpeculationCapabilities, StepReport
-from ..core.statistics import SpeculationStatistics
+from ..core.statistics import EngineStatistics
 from .client import EngineClient
 from .deaths import Cause
 from .generation import Generation
@@ -52,7 +52,8 @@ def _flat(can: Capabilities) -> dict[str, Any]:
 
 def _speculation_status(can: SpeculationCapabilities, report: StepReport | None) -> dict[str, Any]:
     """Return what drafts tokens, whether they are verified and why not, and what became of them."""
-    found = SpeculationStatistics() if report is None else report.statistics.speculation
+    statistics = EngineStatistics() if report is None else report.statistics
+    found, drafter = statistics.speculation, statistics.runner.drafter
     return {
         "drafters": list(can.drafters),
         "draft_tokens": can.draft_tokens,
@@ -64,6 +65,9 @@ def _speculation_status(can: SpeculationCapabilities, report: StepReport | None)
         "acceptance": round(found.accepted / max(1, found.drafted), 4),
         "tokens_per_step": round(1 + found.accepted / max(1, found.rows), 3),
         "chances": list(found.chances),
+        "kv_bytes": drafter.kv_bytes,
+        "backlog": drafter.backlog,
+        "reused_tokens": drafter.prefix.reused,
         "match_chances": {str(match): chance for match, chance in found.match_chances},
     }
 

@@ -74,7 +74,7 @@ def _step_capabilities(
         prefill_quantum=backend.prefill_quantum,
         chunk_sizes=backend.chunk_sizes,
         speculation=SpeculationCapabilities(
-            drafters=() if speculation.drafter is None else tuple(speculation.drafter.name.split("+")),
+            drafters=() if speculation.drafter is None else speculation.drafter.names,
             reason=speculation.reason,
             draft_tokens=speculation.draft_tokens,
             plain=costs.plain,

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Sequence
 
 from ..core.plan import DraftTrial
+from ..core.statistics import DrafterStatistics
 from ..errors import one_line
 from .base import RunnerBroken
 from .drafting.drafter import DraftedRow, Drafter, NewStates, Offer, state_reader
@@ -18,7 +19,7 @@ class GuardedDrafter:
     nothing; the first one is logged. A broken runtime is raised."""
 
     def __init__(self, drafter: Drafter, vocabulary: int) -> None:
-        self.name = drafter.name
+        self.names = drafter.names
         self._reader = state_reader(drafter)
         self.reads_states = self._reader is not None
         self._drafter = drafter
@@ -70,6 +71,13 @@ class GuardedDrafter:
     def reset(self) -> None:
         self._drafter.reset()
 
+    def statistics(self) -> DrafterStatistics:
+        try:
+            return self._drafter.statistics()
+        except Exception as error:
+            self._tell(error)
+            return DrafterStatistics()
+
     def close(self) -> None:
         self._drafter.close()
 
@@ -83,5 +91,6 @@ class GuardedDrafter:
         if isinstance(error, RunnerBroken):
             raise error
         if not self._failed:
-            _log.warning("the drafter %s failed, and its drafts are left out: %s", self.name, one_line(error))
+            names = " and ".join(self.names)
+            _log.warning("the drafter %s failed, and its drafts are left out: %s", names, one_line(error))
         self._failed = True

@@ -200,7 +200,11 @@ class ModelRunner:
         if self._pool is not None:
             self._pool.follow(now["active_bytes"])
         return RunnerStatistics(
-            **now, kv_bytes=kv_bytes, prefix=self._backend.statistics(), grammars=self._grammars.statistics
+            **now,
+            kv_bytes=kv_bytes,
+            prefix=self._backend.statistics(),
+            grammars=self._grammars.statistics,
+            drafter=self._speculation.statistics(),
         )
 
     def watch_blocks(self, salt: str, on: bool) -> None:

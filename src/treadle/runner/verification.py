@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from ..core.messages import TokenLogprob
 from ..core.plan import MAX_SCORED_TOKENS, DecodeRow, DraftTrial, RowTokens, StepPlan
+from ..core.statistics import DrafterStatistics
 from .device.staging import Put, direct
 from .drafting.drafter import Drafter, NewStates, Offer
 from .forward.segments import RowSegment
@@ -129,6 +130,10 @@ class Speculation:
             return False
         alone = bool(plan.prefill) and not plan.decode
         return plan.propose or alone or plan.verifies
+
+    def statistics(self) -> DrafterStatistics:
+        """Return what the drafter's cache holds."""
+        return DrafterStatistics() if self.drafter is None else self.drafter.statistics()
 
     # Results ---------------------------------------------------------------------------------------------------------
 

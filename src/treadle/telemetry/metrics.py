@@ -208,6 +208,7 @@ class Metrics:
         self._prefixes.step(self._last.runner.prefix, now.runner.prefix)
         self._grammars.step(self._last.runner.grammars, now.runner.grammars)
         self._speculation.step(self._last.speculation, now.speculation)
+        self._memory.labels("draft_kv").set(now.runner.drafter.kv_bytes)
         self._last = now
         if steps:
             self._step.observe(now.step_s)

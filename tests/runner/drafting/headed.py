@@ -114,7 +114,7 @@ def check_drafts(one: Headed, model: HeadedModel) -> None:
     run = Speculated(ModelRunner(model.target, drafter=shadow), some, drafts=3, chunk=50)
     assert run.run(preempt=3) == wanted
     assert 0 < run.accepted < run.drafted
-    assert drafter.kv_bytes() == 0, "nothing is held for those that have gone"
+    assert drafter.statistics().kv_bytes == 0, "nothing is held for those that have gone"
     assert any(start for _, start, _ in shadow.noted), "some come back to a cached prefix"
     for tokens, start, drafts in shadow.noted[:: max(1, len(shadow.noted) // 12)]:
         assert drafts == one.drafts(tokens, len(drafts), start)

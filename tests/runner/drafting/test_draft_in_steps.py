@@ -55,7 +55,7 @@ def test_every_request_gains_what_it_gains_without_drafts(tiny: Tiny, small: Sma
     wanted = plain.run()
     draft = ModelDrafter(small(9), model.vocabulary)
     drafter: Drafter = draft if kind == "draft" else Either(LookupDrafter(), draft)
-    assert drafter.name == kind
+    assert drafter.names == tuple(kind.split("+"))
     runner = ModelRunner(model, drafter=drafter)
     found = Speculated(runner, some, drafts=4)
     assert found.run() == wanted
@@ -66,7 +66,7 @@ def test_every_request_gains_what_it_gains_without_drafts(tiny: Tiny, small: Sma
         assert tokens == wanted[id_][: len(tokens)]
         assert id_ in left or len(tokens) == len(wanted[id_])
     assert again.failures == found.failures == {}
-    assert draft.kv_bytes() == 0, "nothing is held for those that have gone"
+    assert draft.statistics().kv_bytes == 0, "nothing is held for those that have gone"
 
 
 def test_a_draft_that_fails_costs_no_request_its_answer(tiny: Tiny, small: Small) -> None:
@@ -92,9 +92,9 @@ def test_the_drafter_lives_and_ends_with_its_runner(tiny: Tiny, small: Small) ->
     runner.warm_up()
     assert draft.token_s > 0
     Speculated(runner, mixed(3)[:3], drafts=4).run()
-    assert draft.prefix_statistics().held > 0
+    assert draft.statistics().prefix.held > 0
     runner.forget_prefixes()
-    assert draft.prefix_statistics().held == 0
+    assert draft.statistics().prefix.held == 0
     runner.close()
     with pytest.raises(AttributeError):
-        draft.kv_bytes()
+        draft.statistics()

@@ -7,6 +7,7 @@ from typing import Any
 
 from tests.runner.drafting.rows import Row
 from treadle.core.plan import DraftTrial
+from treadle.core.statistics import DrafterStatistics
 from treadle.runner.drafting.drafter import DraftedRow
 from treadle.runner.drafting.either import Either
 
@@ -15,7 +16,7 @@ class Fake:
     """Drafter of one token over and over for the rows in `has`."""
 
     def __init__(self, name: str, token: int, *has: str) -> None:
-        self.name = name
+        self.names = (name,)
         self.token = token
         self.has = set(has)
         self.asked: list[list[str]] = []
@@ -44,6 +45,9 @@ class Fake:
     def reset(self) -> None:
         self.calls.append("reset")
 
+    def statistics(self) -> DrafterStatistics:
+        return DrafterStatistics(kv_bytes=self.token)
+
     def close(self) -> None:
         self.calls.append("close")
 
@@ -55,7 +59,8 @@ def trial(accepted: int, id_: str = "a") -> DraftTrial:
 def test_a_row_gets_the_drafts_of_whichever_has_some() -> None:
     free, costly = Fake("lookup", 5, "a", "c"), Fake("draft", 6, "b", "c")
     both, rows = Either(free, costly), [Row("a"), Row("b"), Row("c"), Row("d")]
-    assert both.name == "lookup+draft"
+    assert both.names == ("lookup", "draft")
+    assert both.statistics().kv_bytes == 6, "those of the costly one"
     assert [both.ready(row) for row in rows] == [8, 8, 8, 0]
     assert [both.match(row) for row in rows[:3]] == [5, 6, 6]
     assert both.propose(rows, [2, 2, 2, 2]) == [[5, 5], [6, 6], [6, 6], ()]

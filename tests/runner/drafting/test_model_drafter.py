@@ -49,8 +49,8 @@ def follow(made: ModelDrafter, rows: Sequence[Row]) -> None:
 
 def steps_to_chunk(made: ModelDrafter, row: Row) -> int:
     """Steps of 0.1 s until the next chunk of the row is computed."""
-    before, steps = made.backlog(row.id), 0
-    while made.backlog(row.id) == before:
+    before, steps = made.statistics().backlog, 0
+    while made.statistics().backlog == before:
         made.follow([row], 0.1)
         steps += 1
     return steps
@@ -81,10 +81,10 @@ def test_drafts_are_what_mlx_lm_generates_after_any_history(tiny: Tiny, kind: st
             if dice.random() < 0.06:
                 made.release(live.pop(row.id).id)
     assert seen > 200
-    assert made.prefix_statistics().reused > 0, "shared prompts are computed once"
+    assert made.statistics().prefix.reused > 0, "shared prompts are computed once"
     for id_ in live:
         made.release(id_)
-    assert made.kv_bytes() == 0
+    assert made.statistics().kv_bytes == 0
 
 
 def test_drafts_go_on_where_the_last_ones_were_all_accepted_and_cut_off(tiny: Tiny) -> None:
@@ -110,7 +110,7 @@ def test_a_long_prompt_is_computed_in_chunks_for_a_share_of_the_steps_and_keeps_
     assert (made.ready(long), made.propose([long], [4])) == (0, [()])
     made.follow([long, short], 0.1)
     assert made.ready(short) == MOST_DRAFTS, "the fewest tokens first"
-    assert made.backlog("long") == 799 - (100 - READY_BACKLOG - 1), "a chunk takes no longer than a step"
+    assert made._rows["long"].backlog == 799 - (100 - READY_BACKLOG - 1), "a chunk takes no longer than a step"
     assert 15 <= steps_to_chunk(made, long) <= 18, "a chunk is paid by the steps that follow"
     for _ in range(400):
         made.follow([], 0.0)
@@ -119,7 +119,8 @@ def test_a_long_prompt_is_computed_in_chunks_for_a_share_of_the_steps_and_keeps_
     assert steps_to_chunk(made, long) > 150, "a 200th, where that keeps up with one row"
     soon = Row("soon", [8] * 200)
     made.follow([soon], 0.1)
-    assert (made.ready(soon), made.backlog("soon")) == (MOST_DRAFTS, 199), "a quarter of a step is worth no waiting"
+    assert made._rows["soon"].backlog == 199
+    assert made.ready(soon) == MOST_DRAFTS, "a quarter of a step is worth no waiting"
     made.token_s = 0.0
     follow(made, [long, short])
     (drafts,) = made.propose([long], [made.ready(long)])
@@ -246,7 +247,7 @@ def test_a_row_that_may_not_be_drafted_takes_no_memory(tiny: Tiny) -> None:
     made, row = drafter(tiny()), Row("a", [1] * 99)
     row.request = Submit(id="a", prompt=(1,), max_tokens=9, speculate=False)
     made.follow([row], 1.0)
-    assert (made.ready(row), made.propose([row], [3]), made.kv_bytes()) == (0, [()], 0)
+    assert (made.ready(row), made.propose([row], [3]), made.statistics().kv_bytes) == (0, [()], 0)
 
 
 @pytest.mark.parametrize(
@@ -270,5 +271,5 @@ def test_the_warm_up_leaves_nothing(tiny: Tiny, kind: str) -> None:
     made = drafter(model)
     made.warm_up()
     assert made.token_s > 0
-    assert (made.kv_bytes(), made.prefix_statistics().held) == (0, 0)
+    assert (made.statistics().kv_bytes, made.statistics().prefix.held) == (0, 0)
     made.close()

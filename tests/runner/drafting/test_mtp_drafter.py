@@ -83,10 +83,10 @@ def test_every_request_gains_what_it_gains_without_drafts(headed: Get) -> None:
         assert id_ in left or len(tokens) == len(wanted[id_])
     assert run.failures == {}
     assert run.drafted > 15
-    assert drafter.kv_bytes() == 0
+    assert drafter.statistics().kv_bytes == 0
     runner.close()
     with pytest.raises(AttributeError):
-        drafter.kv_bytes()
+        drafter.statistics()
 
 
 def test_a_head_that_fails_costs_no_request_its_answer(headed: Get, caplog: pytest.LogCaptureFixture) -> None:
@@ -105,7 +105,7 @@ def test_a_head_that_fails_costs_no_request_its_answer(headed: Get, caplog: pyte
     assert run.run() == wanted
     assert run.drafted == before > 0
     assert sum("no page is left" in record.getMessage() for record in caplog.records) == 1
-    assert drafter.kv_bytes() == 0
+    assert drafter.statistics().kv_bytes == 0
 
 
 class Row(PlainRow):
@@ -136,7 +136,7 @@ def test_a_row_that_misses_states_begins_anew_and_known_ones_count_once(headed: 
     assert drafter._rows["a"].start == 45
     drafter.release("a")
     drafter.release("nobody")
-    assert drafter.kv_bytes() == 0
+    assert drafter.statistics().kv_bytes == 0
     assert drafter.follow([row], 0.1) == []
 
 
@@ -175,7 +175,7 @@ def test_the_time_of_a_pair_is_measured(headed: Get) -> None:
         drafter = MtpDrafter(model)
         drafter.warm_up()
         assert drafter.token_s > 0
-        assert drafter.kv_bytes() == 0
+        assert drafter.statistics().kv_bytes == 0
 
 
 def test_another_row_with_the_same_id_begins_anew(headed: Get) -> None:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from ...core.messages import Submit
 from ...core.plan import DraftTrial
+from ...core.statistics import DrafterStatistics
 
 
 class DraftedRow(Protocol):
@@ -47,10 +48,12 @@ class NewStates(NamedTuple):
 
 
 class Drafter(Protocol):
-    """A source of draft tokens, on the owner's thread. `name`, such as "lookup", "draft" or "mtp", is for status; those
-    of several are joined by +."""
+    """A source of draft tokens, on the owner's thread."""
 
-    name: str
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Its name for status, such as "lookup", "draft" or "mtp"; those of several that draft together."""
+        ...
 
     def propose(self, rows: Sequence[DraftedRow], most: Sequence[int]) -> list[Sequence[int]]:
         """Return the draft tokens behind the last token of each row, at most `most` of them. The step that is about to
@@ -81,6 +84,10 @@ class Drafter(Protocol):
 
     def reset(self) -> None:
         """Clear what is cached for rows to come."""
+        ...
+
+    def statistics(self) -> DrafterStatistics:
+        """Return what its cache holds now."""
         ...
 
     def close(self) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from ...core.plan import DraftTrial
+from ...core.statistics import DrafterStatistics
 from .drafter import DraftedRow, Drafter, NewStates, state_reader
 
 _WEIGHT = 1 / 8
@@ -51,7 +52,7 @@ class Either:
     that was right more often there. Only trials of the one that would be asked are returned."""
 
     def __init__(self, free: Drafter, costly: Drafter) -> None:
-        self.name = f"{free.name}+{costly.name}"
+        self.names = (*free.names, *costly.names)
         self._readers = [reader for one in (free, costly) if (reader := state_reader(one)) is not None]
         self.reads_states = bool(self._readers)
         self._free = free
@@ -101,6 +102,10 @@ class Either:
     def reset(self) -> None:
         self._free.reset()
         self._costly.reset()
+
+    def statistics(self) -> DrafterStatistics:
+        """Return those of the costly one: the free one computes nothing."""
+        return self._costly.statistics()
 
     def close(self) -> None:
         self._free.close()

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter
 
 from ...core.plan import DraftTrial
+from ...core.statistics import DrafterStatistics
 from .drafter import DraftedRow
 from .ngrams import FixedNgrams, GrowingNgrams, N, common_context, key_at
 from .proposal import Proposal
@@ -41,7 +42,7 @@ class LookupDrafter:
     time, as the next step needs them. Those of others are paid from a credit, a share of the steps' seconds, in turns.
     """
 
-    name = "lookup"
+    names = ("lookup",)
 
     def __init__(
         self,
@@ -104,6 +105,10 @@ class LookupDrafter:
 
     def reset(self) -> None:
         """Do nothing: the cached prompts are the runner's."""
+
+    def statistics(self) -> DrafterStatistics:
+        """Return zeros: it holds no keys and values."""
+        return DrafterStatistics()
 
     def close(self) -> None:
         self._rows.clear()

@@ -14,17 +14,15 @@ A failure of the draft costs a row its drafts, and nothing else.
 
 from __future__ import annotations
 
-import logging
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ...core.plan import DraftTrial
-from ...core.statistics import PrefixStatistics
+from ...core.statistics import DrafterStatistics
 from ...errors import ModelError
-from ..base import RunnerBroken
 from ..device.owner_thread import OutOfMemory, mlx_runtime
 from ..forward.segments import KvSequence, RowSegment
 from ..kv.backend import Clock, KvBackend, WarmLimits, WarmPass
@@ -33,8 +31,7 @@ from ..loading.model import LoadedModel, build_backend
 from ..step import check_tokens
 from .draft_passes import DraftPasses
 from .drafter import DraftedRow
-
-_log = logging.getLogger(__name__)
+from .failed_rows import FailedRows
 
 READY_BACKLOG, MOST_READY_BACKLOG = 32, 256
 """Most tokens of a row that the first pass of a proposal computes: so many, or as many as take a quarter of a step."""
@@ -80,7 +77,7 @@ class ModelDrafter:
     it. `token_s` are seconds of a token in a chunk of a prompt, as the warm-up measured them (0: not measured). Raises
     ModelError where the model's KV backend can't take drafts back."""
 
-    name = "draft"
+    names = ("draft",)
 
     def __init__(self, model: LoadedModel, vocabulary: int, clock: Clock = time.monotonic) -> None:
         self._model = model
@@ -92,14 +89,13 @@ class ModelDrafter:
         _check(model, self._backend)
         self._passes = DraftPasses(self._backend, min(vocabulary, model.vocabulary))
         self._rows: dict[str, _Row] = {}
-        self._off: set[str] = set()
+        self._failed = FailedRows(self._passes, self._backend, self._forget, "the draft model")
         self._free = self._backend.free_blocks()
         self.token_s = 0.0
         self._ready_backlog = READY_BACKLOG
         self._debt_s = 0.0
         self._asked = True
         self._asking = 1.0  # the share of steps that ask for proposals: until it is known they may
-        self._failed = False
 
     # The protocol of drafters --------------------------------------------------------------------------------------
 
@@ -115,7 +111,7 @@ class ModelDrafter:
         )
         if not proposals:
             return drafts
-        with self._guarded([one.row for one in proposals]):
+        with self._failed.on_failure([one.row.sequence for one in proposals]):
             found = self._passes.chain([_rest(one.row) for one in proposals], [one.most for one in proposals])
             for one, tokens in zip(proposals, found, strict=True):
                 self._note(one.row, tokens)
@@ -149,7 +145,7 @@ class ModelDrafter:
         return 0
 
     def release(self, row_id: str) -> None:
-        self._off.discard(row_id)
+        self._failed.release(row_id)
         row = self._rows.pop(row_id, None)
         self._live.pop(row_id, None)
         if row is not None:
@@ -175,18 +171,10 @@ class ModelDrafter:
         """Clear the draft's prefix cache."""
         self._backend.reset()
 
-    def kv_bytes(self) -> int:
-        """Bytes that rows hold in the draft's cache."""
-        return self._backend.kv_bytes()
-
-    def prefix_statistics(self) -> PrefixStatistics:
-        """Counters of the draft's prefix cache."""
-        return self._backend.statistics()
-
-    def backlog(self, row_id: str) -> int:
-        """Tokens of a row that the draft has to compute before it can propose; 0 for one that it does not know."""
-        row = self._rows.get(row_id)
-        return 0 if row is None else row.backlog
+    def statistics(self) -> DrafterStatistics:
+        """Return what the draft's cache holds, and the tokens of its rows that it has yet to compute."""
+        backlog = sum(row.backlog for row in self._rows.values())
+        return DrafterStatistics(self._backend.kv_bytes(), backlog, self._backend.statistics())
 
     def close(self) -> None:
         """Free everything."""
@@ -202,12 +190,12 @@ class ModelDrafter:
         known = self._rows.get(row.id)
         if known is not None and known.sequence.tokens is row.tokens:
             return known
-        if row.id in self._off or not row.request.speculate or len(row.tokens) > self._model.context:
+        if row.id in self._failed or not row.request.speculate or len(row.tokens) > self._model.context:
             return None
         self.release(row.id)
         sequence = self._live[row.id] = KvSequence(row.id, row.salt, row.tokens)
         new = self._rows[row.id] = _Row(sequence, 0)
-        with self._guarded([new]):
+        with self._failed.on_failure([sequence]):
             found = self._backend.match(row.salt, row.tokens[:-1])
             (new.known,) = self._backend.reuse([(sequence, found)])
             self._backend.admit(sequence)
@@ -218,7 +206,7 @@ class ModelDrafter:
         for row in rows:
             if not (row.fed or self._narrow):
                 continue
-            with self._guarded([row]):
+            with self._failed.on_failure([row.sequence]):
                 if self._narrow:
                     check_tokens(row.sequence.tokens[row.checked :] or (0,), self._model.vocabulary)
                     row.checked = len(row.sequence.tokens)
@@ -311,7 +299,7 @@ class ModelDrafter:
         return max(LEAST_CHUNK, min(self._most_chunk, fits))
 
     def _compute(self, chunk: Sequence[tuple[_Row, int]]) -> None:
-        with self._guarded([row for row, _ in chunk]):
+        with self._failed.on_failure([row.sequence for row, _ in chunk]):
             self._passes.compute([_rest(row, count) for row, count in chunk])
             for row, count in chunk:
                 self._commit(row, count)
@@ -341,35 +329,9 @@ class ModelDrafter:
             beside, whole.known = [], whole.known + size
         return self._clock() - began
 
-    # Failures ------------------------------------------------------------------------------------------------------
-
-    @contextmanager
-    def _guarded(self, rows: Sequence[_Row]) -> Iterator[None]:
-        """Turn the drafts of `rows` off where work on them fails. A fault of MLX's runtime comes through: nothing can
-        be trusted then."""
-        try:
-            with mlx_runtime("drafting"):
-                yield
-        except RunnerBroken:
-            raise
-        except Exception as error:  # of the model's code, whatever it raises
-            self._turn_off(rows)
-            if not self._failed:
-                self._failed = True
-                _log.warning(
-                    "the draft model failed (%s: %s): requests that it failed on go on without drafts, and this is not "
-                    "told again; lower --max-running or --memory if memory is short",
-                    type(error).__name__,
-                    error,
-                )
-
-    def _turn_off(self, rows: Sequence[_Row]) -> None:
-        self._passes.forget()
-        self._backend.invalidate([row.sequence for row in rows])
-        for row in rows:
-            self._off.add(row.sequence.id)
-            self._rows.pop(row.sequence.id, None)
-            self._live.pop(row.sequence.id, None)
+    def _forget(self, row_id: str) -> None:
+        self._rows.pop(row_id, None)
+        self._live.pop(row_id, None)
 
 
 def _check(model: LoadedModel, backend: KvBackend) -> None:

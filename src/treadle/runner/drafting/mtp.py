@@ -17,14 +17,14 @@ A failure of the head costs a row its drafts, and nothing else.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import mlx.core as mx
 
 from ...core.plan import DraftTrial
+from ...core.statistics import DrafterStatistics
 from ..device.owner_thread import mlx_runtime
 from ..forward.segments import KvSequence, RowSegment
 from ..kv.backend import MOST_DRAFTS, Clock
@@ -32,6 +32,7 @@ from ..loading.model import LoadedModel, build_backend
 from ..loading.mtp import HeadedModel
 from .draft_passes import DraftPasses
 from .drafter import DraftedRow, NewStates
+from .failed_rows import FailedRows
 
 MOST_WAITING = 32
 """Pairs of a row that wait for its next proposal; twice as many where there is no time to compute them."""
@@ -100,7 +101,7 @@ class MtpDrafter:
     """Drafts of the MTP head of `headed`. The thread that builds it owns it. `token_s` are seconds of a pair that is
     computed for its keys and values, as the warm-up measured them (0: not measured)."""
 
-    name = "mtp"
+    names = ("mtp",)
     reads_states = True
 
     def __init__(self, headed: HeadedModel, clock: Clock = time.monotonic) -> None:
@@ -113,7 +114,7 @@ class MtpDrafter:
         self._backend = build_backend(head, self._live, clock)
         self._passes = DraftPasses(self._backend, head.vocabulary, headed.own_scale)
         self._rows: dict[str, _Row] = {}
-        self._off: set[str] = set()
+        self._failed = FailedRows(self._passes, self._backend, self._forget, "the MTP head")
         self._free = self._backend.free_blocks()
 
     # The protocol of drafters --------------------------------------------------------------------------------------
@@ -126,7 +127,7 @@ class MtpDrafter:
         paid = [row for row in fitting if self._pays(row)]
         self._drop([row for row in full if row not in fitting or (row not in paid and row.waiting > 2 * MOST_WAITING)])
         if paid:
-            with self._or_off(paid):
+            with self._failed.on_failure([row.sequence for row in paid]):
                 self._passes.compute([row.take(0) for row in paid])
         self._free = self._backend.free_blocks()
 
@@ -144,7 +145,7 @@ class MtpDrafter:
         places = [i for i in wanted if self._rows[rows[i].id] in fitting]
         if not places:
             return drafts
-        with self._or_off(fitting):
+        with self._failed.on_failure([row.sequence for row in fitting]):
             segments = [self._rows[rows[i].id].take(1) for i in places]
             found = self._passes.chain(segments, [min(most[i], MOST_DRAFTS) for i in places])
             for i, tokens in zip(places, found, strict=True):
@@ -169,7 +170,7 @@ class MtpDrafter:
         return 0
 
     def release(self, row_id: str) -> None:
-        self._off.discard(row_id)
+        self._failed.release(row_id)
         row = self._rows.get(row_id)
         self._drop([] if row is None else [row])
 
@@ -178,24 +179,29 @@ class MtpDrafter:
     def warm_up(self) -> None:
         """Run passes of a prompt, the second of which is timed, and a chain. Leaves nothing behind."""
         row = self._begin(KvSequence(_SALT, _SALT, ()), 0, 0)
+        try:
+            with mlx_runtime("warming up the MTP head"):
+                self._warm(row)
+        finally:
+            self._drop([row])
+
+    def _warm(self, row: _Row) -> None:
         count = max(1, min(_CHUNK, (self._most_pairs - MOST_DRAFTS) // 2))
-        with self._or_off([row]):
-            for turn in range(2):
-                mx.synchronize()
-                began = self._clock()
-                self._passes.compute([RowSegment(row.sequence, (0,) * count, turn * count)])
-                mx.synchronize()
-                self.token_s = (self._clock() - began) / count
-            last = RowSegment(row.sequence, (0,), 2 * count, wants=1, picks=True, hidden=1)
-            self._passes.chain([last], [MOST_DRAFTS])
-        self._drop([row])
+        for turn in range(2):
+            mx.synchronize()
+            began = self._clock()
+            self._passes.compute([RowSegment(row.sequence, (0,) * count, turn * count)])
+            mx.synchronize()
+            self.token_s = (self._clock() - began) / count
+        last = RowSegment(row.sequence, (0,), 2 * count, wants=1, picks=True, hidden=1)
+        self._passes.chain([last], [MOST_DRAFTS])
 
     def reset(self) -> None:
         """Nothing is cached for rows to come: what the head would need of them are hidden states."""
 
-    def kv_bytes(self) -> int:
-        """Bytes that rows hold in the head's cache."""
-        return self._backend.kv_bytes()
+    def statistics(self) -> DrafterStatistics:
+        """Return what the head's cache holds, and the pairs that wait for it."""
+        return DrafterStatistics(self._backend.kv_bytes(), sum(row.waiting for row in self._rows.values()))
 
     def close(self) -> None:
         """Free everything."""
@@ -211,7 +217,7 @@ class MtpDrafter:
             self._drop([known])
             known = None
         states = new.states if self._scale is None else new.states * self._scale
-        if new.row.id in self._off or (known is not None and known.add(new.start, states)):
+        if new.row.id in self._failed or (known is not None and known.add(new.start, states)):
             return
         if known is not None:
             self._drop([known])
@@ -252,15 +258,6 @@ class MtpDrafter:
     def _blocks(self, pairs: int) -> int:
         return -(-pairs // self._backend.block)
 
-    @contextmanager
-    def _or_off(self, rows: Sequence[_Row]) -> Iterator[None]:
-        """Turn the drafts of `rows` off where work on them fails."""
-        try:
-            with mlx_runtime("drafting by an MTP head"):
-                yield
-        except BaseException:
-            self._passes.forget()
-            self._backend.invalidate([row.sequence for row in rows])
-            self._off.update(row.sequence.id for row in rows)
-            self._drop(rows)
-            raise
+    def _forget(self, row_id: str) -> None:
+        self._rows.pop(row_id, None)
+        self._live.pop(row_id, None)
