@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from tests.runner.families import make_family
 from tests.support.tiny import make_tiny
 from treadle.cli.device_probe import ProbeRequest, ProbeResult, probe
 from treadle.runner.build import build
@@ -146,3 +147,19 @@ def test_a_budget_beyond_what_the_weights_leave_fails(tmp_path: Path) -> None:
     request = ProbeRequest(folder=str(make_tiny(tmp_path)), memory=1 << 50, threads=1, spelling={"memory": "--memory"})
     part = probe(request).parts["model"]
     assert part["error"].startswith("--memory is 1024.0 TiB, and ")
+
+
+@pytest.mark.parametrize(
+    ("architecture", "added", "error"),
+    [("llama", (), ""), ("llama", ("<x>",), "has other tokens"), ("mamba", (), "recurrent layers")],
+)
+def test_a_draft_model_is_compared(tmp_path: Path, architecture: str, added: tuple[str, ...], error: str) -> None:
+    model = make_tiny(tmp_path / "model")
+    if architecture == "llama":
+        draft = make_tiny(tmp_path / "draft", layers=1, added=added)
+    else:
+        draft = make_family(tmp_path / "draft", architecture)
+        for name in ("tokenizer.json", "tokenizer_config.json"):
+            (draft / name).write_bytes((model / name).read_bytes())
+    part = probe(ProbeRequest(folder=str(model), draft=str(draft))).parts["draft"]
+    assert (part.get("architecture"), error in part.get("error", "")) == (None if error else "llama", True)

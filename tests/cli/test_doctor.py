@@ -201,6 +201,28 @@ def test_a_model_that_could_not_start_fails(
     assert plain["sections"]["Model"][name] == {"mark": "fail", "value": "torn", "facts": {"error": "torn"}}
 
 
+DRAFT = {**GOOD["model"], "architecture": "gemma3", "state_bytes": 0}
+
+
+@pytest.mark.parametrize(("part", "mark", "says"), [(DRAFT, "ok", "fits"), ({"error": "other"}, "fail", "other")])
+def test_a_draft_model_fits_or_fails(
+    capsys: pytest.CaptureFixture[str], folder: Path, tmp_path: Path, part: dict[str, Any], mark: str, says: str
+) -> None:
+    draft, probe = make_tiny(tmp_path / "draft"), Asked(draft=part)
+    code, plain = report(capsys, probe, folder, draft=str(draft))
+    assert code == (mark == "fail")
+    found = plain["sections"]["Model"]["draft model"]
+    assert found["mark"] == mark
+    assert says in found["value"]
+    assert probe.request is not None
+    assert probe.request.draft == str(draft)
+
+
+def test_without_a_draft_model_there_is_no_word_of_one(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+    _, plain = report(capsys, Asked(), folder)
+    assert "draft model" not in plain["sections"]["Model"]
+
+
 def test_a_slow_blas_only_warns(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
     blas = {"text": "reference BLAS", "threads": 0, "warning": "OpenBLAS could not be loaded"}
     code, plain = report(capsys, Asked(blas=blas), folder)

@@ -3,8 +3,8 @@
     python -m treadle.cli.device_probe REQUEST
 
 REQUEST is JSON. The child writes one JSON line for each part of the result as soon as it is known: `blas`, `mlx`,
-`mlx-lm` and, with a model folder, `text` (not of a sketch) and `model`; the first missing part names the place of a
-crash. Its standard output holds nothing else.
+`mlx-lm` and, with a model folder, `text` (not of a sketch), `model` and, with a draft model's, `draft`; the first
+missing part names the place of a crash. Its standard output holds nothing else.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _COMMAND = (sys.executable, "-m", "treadle.cli.device_probe")
 
 class ProbeRequest(msgspec.Struct, frozen=True):
     """Input of the probe. `folder` is a checked model folder, or None for the device alone. A `sketch` of a folder has
-    no tokenizer to load."""
+    no tokenizer to load. `draft` is the folder of a draft model."""
 
     folder: str | None = None
     threads: int | None = None
@@ -48,6 +48,7 @@ class ProbeRequest(msgspec.Struct, frozen=True):
     tool_parser: str = "auto"
     reasoning_parser: str = "auto"
     sketch: bool = False
+    draft: str | None = None
     spelling: dict[str, str] = {}
 
 
@@ -110,7 +111,9 @@ def _is_complete(parts: Mapping[str, Mapping[str, Any]], request: ProbeRequest) 
 def _names(request: ProbeRequest) -> tuple[str, ...]:
     if request.folder is None:
         return DEVICE_PARTS
-    return DEVICE_PARTS + (MODEL_PARTS[1:] if request.sketch else MODEL_PARTS)
+    if request.sketch:
+        return DEVICE_PARTS + MODEL_PARTS[1:]
+    return (*DEVICE_PARTS, *MODEL_PARTS, *(() if request.draft is None else ("draft",)))
 
 
 def _is_last(name: str, part: Mapping[str, Any]) -> bool:
@@ -236,12 +239,22 @@ def _model(request: ProbeRequest, known: Mapping[str, Any]) -> dict[str, Any]:
     return msgspec.structs.asdict(found)
 
 
+def _draft(request: ProbeRequest, known: Mapping[str, Any]) -> dict[str, Any]:
+    from .draft_fit import draft_fit
+
+    if "error" in known["model"]:
+        raise ModelError("it can't be compared with a model that would not run")
+    found = draft_fit(request, known["model"], known["mlx"]["kind"], known["mlx"]["usable_bytes"])
+    return msgspec.structs.asdict(found)
+
+
 _PARTS: dict[str, Callable[[ProbeRequest, Mapping[str, Any]], dict[str, Any]]] = {
     "blas": _blas,
     "mlx": _mlx,
     "mlx-lm": _mlx_lm,
     "text": _text,
     "model": _model,
+    "draft": _draft,
 }
 
 

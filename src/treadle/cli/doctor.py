@@ -19,6 +19,7 @@ from ..runner.device import blas
 from ..units import count, size
 from . import machine, model_location
 from .device_probe import Probe, ProbeRequest, ProbeResult, probe
+from .draft_fit import CURE
 from .findings import Finding, Findings, Mark, show
 from .model_location import MODEL, ModelLocation
 
@@ -29,6 +30,7 @@ _STAGES = {
     "mlx-lm": "mlx-lm's self-check",
     "text": "the model's tokenizer",
     "model": "the model's architecture",
+    "draft": "the draft model",
 }
 
 
@@ -101,6 +103,7 @@ def examine(settings: Settings, probe: Probe = probe) -> Findings:
                 *location.findings,
                 *_text(result),
                 *_prospects(settings, location, result),
+                *_draft(settings, location, result),
             )
         )
 
@@ -118,6 +121,7 @@ def _probe_request(settings: Settings, location: ModelLocation) -> ProbeRequest:
         tool_parser=settings.tool_parser,
         reasoning_parser=settings.reasoning_parser,
         sketch=location.sketch,
+        draft=None if location.draft is None else str(location.draft),
         spelling=dict(settings.spelling),
     )
 
@@ -234,6 +238,22 @@ def _prospects(settings: Settings, location: ModelLocation, result: ProbeResult)
         Finding(MODEL, "context", f"{part['context']:,} tokens", facts={"tokens": part["context"]}),
         _cache(settings, part),
     ]
+
+
+def _draft(settings: Settings, location: ModelLocation, result: ProbeResult) -> list[Finding]:
+    """Return the finding of the draft model: whether it fits. One that the start would refuse is a failure."""
+    name = "draft model"
+    if location.sketch and settings.draft is not None:
+        value = f"{settings.draft} is compared once the model is on this disk"
+        return [Finding(MODEL, name, value, Mark.WARN, f"{installation.command()} pull {settings.model}")]
+    part = result.parts.get("draft")
+    if part is None:
+        return []
+    if "error" in part:
+        return [Finding(MODEL, name, part["error"], Mark.FAIL, CURE, part)]
+    shape = f"{part['architecture']}, {count(part['parameters'])} parameters, {part['dtype']}"
+    value = f"{settings.draft} fits: the same tokens; {shape}, {size(part['weight_bytes'])} in memory"
+    return [Finding(MODEL, name, value, facts=part)]
 
 
 def _budget(settings: Settings, result: ProbeResult) -> list[Finding]:

@@ -35,8 +35,8 @@ class Estimate(msgspec.Struct, frozen=True):
     """`kv_token_bytes` and `kv_row_bytes` are None if the config alone does not determine them (quantized keys and
     values, for one): the start measures them. `kv_budget_bytes` is 0 if the memory is unknown. `kv_least_tokens` is the
     first allocation of a sequence. `path` describes the expected KV `backend`, and `best` is the
-    best of the device; `why` are the reasons against better ones, and `prefixes` the way to reuse cached prompts. The
-    start decides by self-tests."""
+    best of the device; `why` are the reasons against better ones, and `prefixes` the way to reuse cached prompts.
+    Recurrent layers take `state_bytes` a sequence. The start decides by self-tests."""
 
     architecture: str
     parameters: int
@@ -52,6 +52,7 @@ class Estimate(msgspec.Struct, frozen=True):
     best: str = ""
     prefixes: str = ""
     why: list[str] = []
+    state_bytes: int = 0
 
 
 def estimate(request: ProbeRequest, kind: str, usable_bytes: int) -> Estimate:
@@ -109,6 +110,7 @@ def estimate(request: ProbeRequest, kind: str, usable_bytes: int) -> Estimate:
         best=(backend if encodes else best).value,
         prefixes=found.prefixes,
         why=[f"not {one.backend}: {one.reason}" for one in found.rejected],
+        state_bytes=found.state_bytes,
     )
 
 

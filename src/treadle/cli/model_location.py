@@ -19,11 +19,12 @@ MODEL = "Model"
 @dataclass(frozen=True)
 class ModelLocation:
     """`folder` can be examined in place of the model: its own, or the `sketch` of one that is still on the hub; None if
-    there is neither."""
+    there is neither. `draft` is the folder of the draft model, where both are on this disk."""
 
     findings: tuple[Finding, ...]
     folder: Path | None = None
     sketch: bool = False
+    draft: Path | None = None
 
 
 def find(settings: Settings, scratch: Path) -> ModelLocation:
@@ -41,7 +42,8 @@ def find(settings: Settings, scratch: Path) -> ModelLocation:
         folder = resolve(replace(settings, offline=True), lambda stage: None)
     except ModelError as error:
         return ModelLocation((Finding(MODEL, "model", error.message, Mark.FAIL),))
-    return ModelLocation((_found(folder),), folder.path)
+    draft = None if folder.draft is None else folder.draft.path
+    return ModelLocation((_found(folder),), folder.path, draft=draft)
 
 
 def _unconverted_demo() -> Finding:

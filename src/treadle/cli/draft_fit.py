@@ -1,0 +1,57 @@
+"""Whether a draft model fits the model that it is to draft for, without reading weights. Runs in the probe's child."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from ..core.compute_path import Backend
+from ..errors import ModelError
+from ..text.same_tokens import check_same_tokens
+from ..units import size
+from .estimate import Estimate, estimate
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from .device_probe import ProbeRequest
+
+CURE = "give a smaller model of the same family, or leave --draft out"
+
+
+def draft_fit(request: ProbeRequest, model: Mapping[str, Any], kind: str, usable_bytes: int) -> Estimate:
+    """Return the estimate of the draft model in `request` beside `model`, that of the served one. Raises ModelError
+    where the start would refuse it."""
+    assert request.folder is not None
+    assert request.draft is not None
+    check_same_tokens(Path(request.folder), Path(request.draft))
+    alone = msgspec.structs.replace(request, folder=request.draft, context=None, memory=None, kv_bits=None)
+    draft = estimate(alone, kind, usable_bytes)
+    if reason := _no_verification(model, kind):
+        raise ModelError(f"the served model can't verify drafts: {reason}")
+    if reason := _no_drafts(draft):
+        raise ModelError(f"it can't draft tokens: {reason}")
+    both = int(model["weight_bytes"]) + draft.weight_bytes
+    if usable_bytes and both > usable_bytes:
+        raise ModelError(f"the weights of both take {size(both)}, and {size(usable_bytes)} are free")
+    return draft
+
+
+def _no_verification(model: Mapping[str, Any], kind: str) -> str:
+    if model["backend"] == Backend.CONTIGUOUS and kind == "cuda":
+        return "MLX's own attention on CUDA is planned anew for each length"
+    return "" if model["backend"] in (Backend.PAGED, Backend.CONTIGUOUS) else _own_caches(model["backend"])
+
+
+def _no_drafts(draft: Estimate) -> str:
+    if draft.backend == Backend.ENCODER:
+        return "it is an embedding model and generates no text"
+    if draft.state_bytes:
+        return "it has recurrent layers, whose states can't be cut"
+    return "" if draft.backend in (Backend.PAGED, Backend.CONTIGUOUS) else _own_caches(draft.backend)
+
+
+def _own_caches(backend: str) -> str:
+    return f"mlx-lm's own caches, by which the {backend} backend computes it, can't take back tokens"
