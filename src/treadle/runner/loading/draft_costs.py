@@ -18,11 +18,11 @@ from .synthetic_steps import Clock, Warmable, decoders, release
 
 TOKENS = 96
 """Tokens of a sequence, at most."""
-BUDGET_S = 1.5
+BUDGET_S = 1.0
 SLOW_S = 0.25
 """After a step that takes longer nothing larger is timed."""
 _DRAFTS = (0, 1, 3, 7)
-_STEPS = 3
+_STEPS = 2
 
 
 class _Failed(Exception):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ...core.messages import Capabilities, StepCost
 from ...core.plan import Admit, DecodeRow, StepPlan
@@ -39,12 +39,14 @@ def measure(runner: Warmable, model: LoadedModel, clock: Clock = time.perf_count
     can = runner.capabilities()
     capacity = _Capacity(can, model)
     rows = min(model.max_running, _MOST_ROWS, capacity.rows)
-    costs = StepCosts(_decode_step_s(runner, rows, clock), _prompt_token_s(runner, model, capacity, clock))
-    if not can.steps.speculation.drafters or model.context <= TOKENS:
-        return costs
-    rows = min(rows, capacity.rows_of(TOKENS))
-    plain, verifying = measure_drafts(runner, rows, can.steps, clock)
-    return replace(costs, plain=plain, verifying=verifying)
+    plain: tuple[StepCost, ...] = ()
+    verifying: tuple[StepCost, ...] = ()
+    if can.steps.speculation.drafters and model.context > TOKENS:
+        most = min(rows, capacity.rows_of(TOKENS))
+        plain, verifying = measure_drafts(runner, most, can.steps, clock)
+    known = next((cost.seconds for cost in plain if cost.rows == rows), None)
+    decode_step_s = _decode_step_s(runner, rows, clock) if known is None else known
+    return StepCosts(decode_step_s, _prompt_token_s(runner, model, capacity, clock), plain, verifying)
 
 
 class _Capacity:
