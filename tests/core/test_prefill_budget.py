@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from tests.core.drive import Bench
 from treadle.core.chunk_cost import CHUNK_S, LONGEST_CHUNK_S, WORTH_OVERHEADS, ChunkCost
-from treadle.core.prefill_budget import FIRST_CHUNK, LEAST_SHARE, MIN_CHUNK, MOST_SHARE, PrefillBudget
+from treadle.core.chunk_limits import FIRST_CHUNK, MIN_CHUNK
+from treadle.core.prefill_budget import LEAST_SHARE, MOST_SHARE, PrefillBudget
 
 
 def done(

@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from treadle.core.prefill_budget import MIN_CHUNK, share
+from treadle.core.chunk_limits import MIN_CHUNK
+from treadle.core.prefill_budget import share
 
 budgets = st.integers(min_value=0, max_value=2000)
 needs = st.lists(st.integers(min_value=1, max_value=3000), max_size=40)

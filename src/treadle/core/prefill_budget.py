@@ -29,11 +29,11 @@ Where passes are compiled for each of a few sizes, budgets are of one of those.
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from .chunk_cost import ChunkCost
+from .chunk_limits import MIN_CHUNK, ChunkLimits, Work
 from .step_times import Charge, StepTimes
 
 LEAST_SHARE = 0.35
@@ -41,8 +41,6 @@ MOST_SHARE = 2.0
 CROWD = 128  # decoding rows
 CHUNK_CEILING = 0.75  # decode steps, the most that a chunk at LEAST_SHARE adds to a step
 HIGH_CEILING = 0.85  # the same, where much of a chunk is overhead
-MIN_CHUNK = 16
-FIRST_CHUNK = 64
 WORTH_BESIDE = 3.0  # overheads that a chunk beside decoding sequences takes, if it may take so long
 HIGH_OVERHEAD = 1.5  # an overhead is high where fewer than this fit below the ceiling
 OVER_OVERHEAD = 1.15  # overheads that a chunk may take, even above the ceiling
@@ -67,14 +65,24 @@ class PrefillBudget:
     `max_tokens` limits a step's prompt tokens, whatever their time. Chunk lengths are multiples of `quantum`. Budgets
     are rounded down to one of `sizes`, ascending, but for those below or above all of them.
 
-    `split` plans a step. `charge` spends the expected cost of one that is started; its Charge is then either passed to
-    `observe`, in the order of the charges, or to `void`.
+    `others` are the limits of other kinds of work than prompts: these have costs of their own, and are all paid from
+    the credit.
+
+    `split` plans a step, `split_scoring` one that scores prompts. `charge` spends the expected cost of one that is
+    started; its Charge is then either passed to `observe`, in the order of the charges, or to `void`.
     """
 
-    def __init__(self, max_tokens: int, quantum: int = MIN_CHUNK, sizes: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        max_tokens: int,
+        quantum: int = MIN_CHUNK,
+        sizes: Sequence[int] = (),
+        others: Mapping[Work, ChunkLimits] | None = None,
+    ) -> None:
         self.max_tokens = max_tokens
-        self._sizes = sizes
-        self._quantum = min(max(quantum, MIN_CHUNK), max_tokens)
+        own = ChunkLimits.of(max_tokens, quantum, sizes)
+        self._limits = {Work.PROMPTS: own, **(others or {})}
+        self._quantum = own.quantum
         self._times = StepTimes()
         self._credit_s = 0.0
         self._reserved_s = 0.0  # for what is in flight
@@ -106,6 +114,18 @@ class PrefillBudget:
             shares[i] = remaining[i]
         return Shares(shares, on_credit / sum(shares))
 
+    def split_scoring(self, work: Work, remaining: list[int], *, decoding: int) -> list[int]:
+        """Units that the next step does of each scoring, of which `remaining` are left, in turn order. Those of a
+        look-ahead go to the first ones, as the result comes with the last unit."""
+        budget = self.budget(prefilling=len(remaining), decoding=decoding, work=work)
+        if work is Work.SCORING:
+            return share(budget, remaining, self._limits[work].quantum)
+        shares = []
+        for need in remaining:
+            shares.append(min(need, budget))
+            budget -= shares[-1]
+        return shares
+
     def _fitting(self, ending: list[int], remaining: list[int], most: int) -> Iterator[int]:
         """Yield the parts of `ending` that fit into `most` tokens in turn. The first always does: none starves."""
         for i in ending:
@@ -122,27 +142,27 @@ class PrefillBudget:
         longest_s = max(_most_share(decoding) * decode_s, OVER_OVERHEAD * own_s)
         return min(cost.tokens(delay_s + longest_s), self.max_tokens)
 
-    def budget(self, *, prefilling: int, decoding: int) -> int:
-        """Prompt tokens that the next step may compute for `prefilling` sequences beside `decoding` ones; 0 where the
-        credit is less than their cost."""
-        cost = self._times.chunk_cost(beside=decoding > 0)
+    def budget(self, *, prefilling: int, decoding: int, work: Work = Work.PROMPTS) -> int:
+        """Prompt tokens, or units of other `work`, that the next step may compute for `prefilling` sequences beside
+        `decoding` ones; 0 where the credit is less than their cost."""
+        cost, limits = self._times.chunk_cost(beside=decoding > 0, work=work), self._limits[work]
         if not cost.known:
-            return min(self.max_tokens, max(FIRST_CHUNK, self._quantum))
+            return limits.first
         if not decoding or self._times.decode_s == 0:
-            return self._clamp(cost.tokens_alone())
+            return limits.clamp(cost.tokens_alone())
         self._share = min(_most_share(decoding), LEAST_SHARE * max(1.0, prefilling / decoding))
-        chunk = self._chunk(cost)
+        chunk = self._chunk(cost, limits)
         price = min(cost.seconds(chunk), self._ceiling_s)
         return chunk if self._credit_s - self._reserved_s >= price * 0.999 else 0
 
-    def _chunk(self, cost: ChunkCost) -> int:
+    def _chunk(self, cost: ChunkCost, limits: ChunkLimits) -> int:
         """The tokens of a chunk beside decoding sequences: worth one step's credit, or WORTH_BESIDE overheads where
         that is not too long. Some chunks are half as large, as equal sizes do not show the overhead."""
         overhead, _ = cost.line()
         worth_s = max(self._share * self._times.decode_s, WORTH_BESIDE * overhead)
-        chunk = self._clamp(cost.tokens(min(worth_s, self._longest_s(overhead))))
+        chunk = limits.clamp(cost.tokens(min(worth_s, self._longest_s(overhead))))
         smaller = not cost.told_apart or self._chunks % SMALLER_EACH == 0
-        return self._whole(max(1, chunk // 2)) if smaller and self._quantum <= MIN_CHUNK else chunk
+        return limits.whole(max(1, chunk // 2)) if smaller and limits.quantum <= MIN_CHUNK else chunk
 
     def _longest_s(self, overhead: float) -> float:
         """The most seconds that a chunk may cost: the delay of the step before, which is the same for any number of
@@ -157,27 +177,19 @@ class PrefillBudget:
     def _ceiling_s(self) -> float:
         return max(CHUNK_CEILING, self._share) * self._times.decode_s
 
-    def _clamp(self, tokens: int) -> int:
-        if self._quantum > MIN_CHUNK:
-            tokens -= tokens % self._quantum
-        return self._whole(min(max(tokens, self._quantum), self.max_tokens))
-
-    def _whole(self, tokens: int) -> int:
-        """The largest of the sizes that so many tokens fill."""
-        below = bisect_right(self._sizes, tokens)
-        return self._sizes[below - 1] if 0 < below < len(self._sizes) else tokens
-
     # Paying ------------------------------------------------------------------------------------------------------
 
-    def charge(self, tokens: int, *, decoding: int, on_credit: float = 1.0, forced: int = 0) -> Charge:
+    def charge(
+        self, tokens: int, *, decoding: int, on_credit: float = 1.0, forced: int = 0, work: Work = Work.PROMPTS
+    ) -> Charge:
         """Spend the expected cost of a step that is in flight from now on: it computes `tokens` tokens in chunks, of
         which `forced` ones are of no prompt, beside `decoding` sequences, the part `on_credit` paid from the credit."""
-        cost, expected_s = self._times.chunk_cost(beside=True), 0.0
+        cost, expected_s = self._times.chunk_cost(beside=True, work=work), 0.0
         if tokens and decoding and cost.known:
             expected_s = cost.seconds(tokens) * on_credit
         self._reserved_s += expected_s
         self._chunks += tokens > forced
-        return Charge(tokens, decoding, on_credit, expected_s, forced=forced)
+        return Charge(tokens, decoding, on_credit, expected_s, forced=forced, work=work)
 
     def void(self, charge: Charge) -> None:
         """Give back the cost of a step that was not computed."""

@@ -18,6 +18,7 @@ from copy import copy
 from dataclasses import dataclass
 
 from .chunk_cost import ChunkCost
+from .chunk_limits import Work
 
 FORGET = 0.7  # weight of the past against each new measurement
 SLOWER = 1.5  # decode steps, the most that one step counts as: more may be chance
@@ -27,7 +28,7 @@ DISPROOFS = 3  # mixed steps in a row that were no longer than a decode step
 
 @dataclass(slots=True, eq=False)
 class Charge:
-    """The prompts of a planned step, until it is observed or voided.
+    """The prompts of a planned step, or its other `work`, until it is observed or voided.
 
     `tokens`, of which `forced` ones are of no prompt, are computed beside `decoding` sequences. The part `on_credit` of
     them is paid from the credit, for which `expected_s` are reserved. `cost_s` are the seconds they took: the delay of
@@ -40,6 +41,7 @@ class Charge:
     expected_s: float = 0.0
     cost_s: float = 0.0
     forced: int = 0
+    work: Work = Work.PROMPTS
 
 
 class StepTimes:
@@ -52,12 +54,13 @@ class StepTimes:
         self.decode_s = self.delay_s = 0.0
         self._measured = False  # decode_s, by a step without prompts: else it is an estimate
         self._disproofs = 0
-        self._costs = {False: ChunkCost(), True: ChunkCost()}  # by whether sequences decode beside the chunk
+        self._costs = {(work, beside): ChunkCost() for work in Work for beside in (False, True)}
 
-    def chunk_cost(self, *, beside: bool) -> ChunkCost:
-        """The cost of chunks `beside` decoding sequences or without; of the other kind where none was measured."""
-        cost = self._costs[beside]
-        return cost if cost.known else self._costs[not beside]
+    def chunk_cost(self, *, beside: bool, work: Work = Work.PROMPTS) -> ChunkCost:
+        """The cost of chunks of `work` `beside` decoding sequences or without; of the other kind where none was
+        measured."""
+        cost = self._costs[work, beside]
+        return cost if cost.known else self._costs[work, not beside]
 
     def observe(
         self,
@@ -121,12 +124,12 @@ class StepTimes:
     def _observe_chunk(self, charge: Charge, own_s: float) -> None:
         charge.cost_s = max(0.0, charge.cost_s + own_s)
         if (tokens := charge.tokens - charge.forced) > 0:
-            self._learn(tokens, charge.cost_s * tokens / charge.tokens, beside=charge.decoding > 0)
+            self._learn(charge.work, tokens, charge.cost_s * tokens / charge.tokens, beside=charge.decoding > 0)
 
-    def _learn(self, tokens: int, cost_s: float, *, beside: bool) -> None:
-        cost = self._costs[beside]
+    def _learn(self, work: Work, tokens: int, cost_s: float, *, beside: bool) -> None:
+        cost = self._costs[work, beside]
         if cost_s > 0 and not cost.known:
-            self._costs[beside] = cost = copy(self._costs[not beside])
+            self._costs[work, beside] = cost = copy(self._costs[work, not beside])
         if cost_s > 0 or cost.known:
             cost.observe(tokens, cost_s)
 
