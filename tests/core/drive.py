@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from tests.core.scoring import HashScorer, chosen
 from treadle.core.draft_budget import DraftBudget
 from treadle.core.grammar_state import PENDING, READY, GrammarState, GrammarStatus
 from treadle.core.messages import (
@@ -22,6 +23,7 @@ from treadle.core.messages import (
     Output,
     Pooling,
     Sharing,
+    SpecPrefillCapabilities,
     StepCost,
     Submit,
     TokenLogprob,
@@ -32,9 +34,11 @@ from treadle.core.plan import (
     DecodeRow,
     PrefillChunk,
     RowFailure,
+    RowKept,
     RowScores,
     RowTokens,
     RowVector,
+    ScoreChunk,
     StepPlan,
     StepResult,
 )
@@ -79,15 +83,17 @@ def pop_head(scheduler: Scheduler) -> None:
     scheduler._queue.pop(head)
 
 
-def expected(request: Submit) -> tuple[tuple[int, ...], Finish]:
-    """What a request gains and how it ends when nothing disturbs it: the oracle, one sequence alone."""
+def expected(request: Submit, keep: float = 1.0) -> tuple[tuple[int, ...], Finish]:
+    """What a request gains and how it ends when nothing disturbs it: the oracle, one sequence alone. Of its prompt a
+    share of `keep` is prefilled."""
     tokens: list[int] = []
+    prompt = request.prompt if keep == 1 else tuple(request.prompt[i] for i in chosen(request.prompt, 0, keep))
     if request.pooling is not None:
         return (), Finish(reason=FinishReason.STOP, vector=vector_of(request))
     if request.max_tokens == 0:
         return (), Finish(reason=FinishReason.LENGTH)
     while True:
-        token = next_token((*request.prompt, *tokens))
+        token = next_token((*prompt, *tokens))
         tokens.append(token)
         if token in request.stop_token_ids and len(tokens) > request.min_tokens:
             return tuple(tokens), Finish(reason=FinishReason.STOP, stop_token_id=token)
@@ -108,6 +114,17 @@ class _Held:
     settled: int = 0  # of those in the cache, what finished steps computed
     shared: int = 0  # blocks that it holds together with the prefix cache
     marks: set[int] = field(default_factory=set)  # where others were said to wait for it
+    sparse: bool = False  # a part of its prompt is prefilled: all that it shares is what it reuses
+    start: int = 0  # cached tokens, with which it began
+    kept: int = 0  # tokens of its prompt
+
+    def fill(self, positions: Iterable[int], start: int) -> None:
+        """Put tokens of prompt and history to where they are in the cache, from `start` on."""
+        history = self.tokens[self.kept :]
+        known = [*self.request.prompt, *history]
+        for place, position in enumerate(positions, start):
+            assert self.tokens[place] in (-1, known[position]), "a token in the wrong place"
+            self.tokens[place] = known[position]
 
 
 @dataclass(frozen=True)
@@ -115,7 +132,7 @@ class Shape:
     """What the runner of a bench can do. `blocks` 0: memory is not counted. `share`: rows that reuse a prefix hold it
     together; else each has a copy. `cache`: whether prefixes are reused at all. `marked`: of rows that run, only up to
     where a plan asked for it. `drafts`: a step samples up to so many tokens more of a row, of which it rejects some;
-    with `guarded` only where they pay, and nothing is in flight beside it."""
+    with `guarded` only where they pay, and nothing is in flight beside it. `scorer` scores prompts."""
 
     lookahead: int = 0
     block: int = 4
@@ -125,6 +142,7 @@ class Shape:
     marked: bool = False
     drafts: int = 0
     guarded: bool = False
+    scorer: SpecPrefillCapabilities = field(default_factory=SpecPrefillCapabilities)
 
     @property
     def sharing(self) -> Sharing:
@@ -153,6 +171,7 @@ class HashRunner:
         self.computed = 0  # prompt tokens
         self.stored: dict[tuple[str, tuple[int, ...]], None] = {}
         self.least_room = shape.blocks
+        self.scorer = HashScorer(shape.scorer, shape.block)
         self._max_running = max_running
 
     # Grammars
@@ -193,6 +212,7 @@ class HashRunner:
         if not self.shape.cache:
             return 0
         tokens, block, blocks = (*admit.request.prompt, *admit.history)[:-1], self.shape.block, 0
+        tokens = tokens if admit.reusable < 0 else tokens[: admit.reusable]
         most, held = (
             self.free_blocks() if self.shape.blocks else len(tokens),
             self._shared() if self.shape.share else set(),
@@ -208,6 +228,8 @@ class HashRunner:
     def _settle(self, row: _Held, tokens: int) -> None:
         """The row's first `tokens` are computed: others may reuse them."""
         before, row.settled = row.settled, tokens
+        if row.sparse:
+            return
         if self.shape.marked:
             before, tokens = 0, max((mark for mark in row.marks if mark <= tokens), default=0)
         full = tokens // self.shape.block if self.shape.cache else 0
@@ -218,6 +240,7 @@ class HashRunner:
 
     def release(self, row_id: str) -> None:
         row = self.rows.pop(row_id, None)
+        self.scorer.release(row_id)
         if row is not None and self.shape.marked and row_id not in self.lost | self.failed:
             row.marks.add(row.settled)
             self._settle(row, row.settled)
@@ -232,7 +255,7 @@ class HashRunner:
         return self.finish()
 
     def start(self, plan: StepPlan) -> None:
-        ids = {a.request.id for a in plan.admit} | {c.id for c in plan.prefill} | {d.id for d in plan.decode}
+        ids = set(plan.sequence_ids)
         assert ids, "a step without work"
         if self.raises(plan):
             for admit in plan.admit:
@@ -245,6 +268,9 @@ class HashRunner:
         assert len({chunk.id for chunk in plan.prefill}) == len(plan.prefill), "two chunks for one row"
         assert self.in_flight or not ids & self.failed, "a row that is known to have failed"
         self.failed |= evicted
+        assert not (plan.prefill and plan.score), "a step prefills or scores"
+        kept = [self._score(chunk, evicted) for chunk in plan.score if chunk.id not in self.failed]
+        self.failed |= evicted
         scores = [self._prefill(chunk) for chunk in plan.prefill if chunk.id not in self.failed]
         vectors = tuple(vector for chunk in plan.prefill if (vector := self._pooled(chunk)) is not None)
         failed = tuple(RowFailure(id=i, message=self.failures.pop(i)) for i in sorted(ids) if i in self.failures)
@@ -253,11 +279,13 @@ class HashRunner:
         if self.shape.blocks:
             self.least_room = min(self.least_room, self.free_blocks())
             assert self.least_room >= 0, "more blocks than there are"
-        prefill_s, decode_s = self.cost(sum(chunk.count for chunk in plan.prefill), len(plan.decode))
+        units = sum(chunk.count for chunk in (*plan.prefill, *plan.score))  # type: ignore[attr-defined]
+        prefill_s, decode_s = self.cost(units, len(plan.decode))
         told = tuple(score for score in scores if score is not None)
         result = StepResult(
             rows=rows,
             scores=told,
+            kept=tuple(one for one in kept if one is not None),
             vectors=tuple(vector for vector in vectors if vector.id not in self.failed),
             failures=failed,
             evicted=tuple(sorted(evicted)),
@@ -273,7 +301,7 @@ class HashRunner:
         plan, result, fed = self.in_flight.popleft()
         if self.raises_late(plan):
             for void in (plan, *(flight[0] for flight in self.in_flight)):
-                self.lost |= {c.id for c in void.prefill} | {d.id for d in void.decode}
+                self.lost |= set(void.sequence_ids) - {admit.request.id for admit in void.admit}
             self.lost &= self.rows.keys()
             self.in_flight.clear()
             raise Boom("the step raised late")
@@ -296,8 +324,30 @@ class HashRunner:
         parts = (tuple(tokens[: (i + 1) * block]) for i in range(cached // block))
         assert all((request.salt, part) in self.stored for part in parts), "admitted with what is not cached"
         shared = cached // block if self.shape.share else 0
-        self.rows[request.id] = _Held(request, tokens, cached, cached, settled=cached, shared=shared)
+        row = self.rows[request.id] = _Held(request, tokens, cached, cached, settled=cached, shared=shared)
+        row.sparse = admit.skipped > 0 or admit.reusable >= 0
+        row.start, row.kept = cached, len(request.prompt) - admit.skipped
+        if row.sparse:
+            assert admit.reusable < 0 or cached <= admit.reusable, "it reuses what is not in its cache"
+            row.tokens = [*([-1] * (row.kept - 1)), request.prompt[-1], *admit.history]
+            row.fill(range(cached), 0)
         return True
+
+    def _score(self, chunk: ScoreChunk, evicted: set[str]) -> RowKept | None:
+        row = self.rows[chunk.id]
+        assert row.cached == row.start, "a prompt is scored before it is prefilled"
+        try:
+            kept = self.scorer.score(chunk, row.request, row.start)
+        except KeyError:
+            evicted.add(chunk.id)
+            return None
+        if kept is not None and kept.failure:
+            history = row.tokens[row.kept :]
+            row.tokens, row.sparse, row.kept = [*row.request.prompt, *history], False, len(row.request.prompt)
+        elif kept is not None:
+            row.sparse = True
+            assert len(kept.positions) == row.kept - row.start, "room was taken for what is kept"
+        return kept
 
     def _prefill(self, chunk: PrefillChunk) -> RowScores | None:
         row = self.rows[chunk.id]
@@ -308,6 +358,11 @@ class HashRunner:
         assert all(mark > chunk.start for mark in chunk.checkpoints), "what is there already can't be kept any more"
         assert self.shape.marked or not chunk.checkpoints, "nobody asked for that"
         row.marks |= set(chunk.checkpoints)
+        assert bool(chunk.positions) == row.sparse, "positions of what is kept"
+        if row.sparse:
+            assert len(chunk.positions) == chunk.count
+            assert not chunk.checkpoints
+            row.fill(chunk.positions, chunk.start)
         row.cached += chunk.count
         row.bound += chunk.count
         row.computed += chunk.count
@@ -327,10 +382,11 @@ class HashRunner:
 
     def _decode(self, decode: DecodeRow) -> RowTokens:
         row = self.rows[decode.id]
-        if decode.position < len(row.tokens) - len(row.request.prompt):
+        if decode.position < len(row.tokens) - row.kept:
             return self._superseded(row, decode)
+        assert -1 not in row.tokens, "the prompt is complete"
         assert row.cached == len(row.tokens) - 1, "the cache holds all but the last token"
-        assert row.bound == len(row.request.prompt) + decode.position - 1, "the next token is at this position at most"
+        assert row.bound == row.kept + decode.position - 1, "the next token is at this position at most"
         assert self.shape.drafts or row.bound == row.cached, "the position is known"
         assert decode.position + decode.drafts < row.request.max_tokens, "a token beyond the last"
         count = 1 + self.accepts(row.tokens) % (1 + decode.drafts)
@@ -348,7 +404,7 @@ class HashRunner:
     def _superseded(self, row: _Held, decode: DecodeRow) -> RowTokens:
         """A step that was planned before it was known that its token is forced: it computes what it feeds."""
         assert self.in_flight, "no step in flight has forced its token"
-        assert row.cached == len(row.request.prompt) + decode.position - 1, "it feeds the token behind the cache"
+        assert row.cached == row.kept + decode.position - 1, "it feeds the token behind the cache"
         row.cached += 1
         row.bound += 1
         return RowTokens(id=decode.id, tokens=())
@@ -371,6 +427,7 @@ class Heard:
     first_token: float | None = None
     prompt_done: list[int] = field(default_factory=list)
     cached: list[int] = field(default_factory=list)
+    kept: list[tuple[int | None, int | None]] = field(default_factory=list)
     scores: list[float] = field(default_factory=list)
 
 
@@ -396,13 +453,15 @@ class Bench:
             lookahead=self.shape.lookahead,
             draft_tokens=self.shape.drafts,
             drafts_resolved=not self.shape.guarded,
+            spec_prefill=self.shape.scorer,
             prefix_cache=self.shape.cache,
             sharing=self.shape.sharing,
         )
         self.runner = HashRunner(max_running, self.shape)
         self.budget = DraftBudget(VerifyCosts(PLAIN, VERIFYING), self.shape.drafts) if self.shape.guarded else None
         grammars = self.runner.grammar_state
-        self.scheduler = Scheduler(limits, match or self.runner.match_prefix, grammars, self.budget)
+        scored = self.runner.scorer.match
+        self.scheduler = Scheduler(limits, match or self.runner.match_prefix, grammars, self.budget, scored)
         self.now = 0.0
         self.heard: dict[str, Heard] = {}
         self.plan = StepPlan(step=0)
@@ -454,7 +513,7 @@ class Bench:
         ids = [admit.request.id for admit in self.plan.admit]
         before = [row for row in running.values() if row.joined and row.id not in ids]
         for row in (running[id_] for id_ in ids):
-            if not row.request.computes_whole_prompt:
+            if not row.request.computes_whole_prompt and row.sparse is None:
                 assert not [lead.id for lead in before if self._worth(row, lead, before)], "it computes what others do"
             before.append(row)
         waiting = [
@@ -465,10 +524,11 @@ class Bench:
 
     def _worth(self, row: Sequence, lead: Sequence, joined: list[Sequence]) -> bool:
         """Whether `lead`, one of those who have `joined`, still computes enough that `row` begins with."""
-        if lead.state is not State.PREFILL or lead.request.computes_whole_prompt:
+        if lead.state is not State.PREFILL or lead.request.computes_whole_prompt or lead.sparse is not None:
             return False
         shared = alike(row.request, lead.request)
-        others = [] if self.shape.marked else [other for other in joined if other is not lead]
+        dense = [other for other in joined if other is not lead and other.sparse is None]
+        others = [] if self.shape.marked else dense
         kept = [min(alike(row.request, other.request), self._settled(other)) for other in others]
         return self._settled(lead) < shared and shared - max(lead.cached_tokens, *kept, 0) >= MIN_SHARED_TOKENS
 
@@ -524,6 +584,8 @@ class Bench:
                 heard.prompt_done.append(output.prompt_tokens_done)
             if output.cached_tokens is not None:
                 heard.cached.append(output.cached_tokens)
+            if output.scored_tokens is not None:
+                heard.kept.append((output.scored_tokens, output.kept_tokens))
             heard.scores += [score.logprob for score in output.prompt_logprobs]
             heard.tokens += output.tokens
             heard.finish = output.finish
@@ -562,9 +624,10 @@ class Bench:
         assert not scheduler._queue._entries
         assert not scheduler._queue.held
         assert not self.runner.rows
+        assert not self.runner.scorer.rows
         assert not self.runner.lost | self.runner.failed
 
-    def assert_undisturbed(self, request: Submit) -> None:
-        """The request got what it would have got alone."""
+    def assert_undisturbed(self, request: Submit, keep: float = 1.0) -> None:
+        """The request got what it would have got alone, where a share of `keep` of its prompt is prefilled."""
         heard = self.heard[request.id]
-        assert (tuple(heard.tokens), heard.finish) == expected(request)
+        assert (tuple(heard.tokens), heard.finish) == expected(request, keep)

@@ -7,7 +7,8 @@ another leader, and joins if there is none.
 
 - A leader has joined and a waiting sequence has not, so none waits in a circle, and a sequence that needs memory before
   it can join keeps no other waiting.
-- A sequence that computes its whole prompt, for results of each token, neither waits nor leads.
+- A sequence that computes its whole prompt, for results of each token, neither waits nor leads. Nor does one whose
+  prompt is prefilled in part: it has nothing to share, and would wait longer than its own prefill takes.
 - If a runner can share only checkpoints of running sequences (`Sharing.marks`), what others have committed is of no
   use, and the leader's chunks name the checkpoints to keep.
 - The last token of a prompt is never reused, so it is not part of the shared prefix.
@@ -61,7 +62,7 @@ def common_prefix(a: abc.Sequence[int], b: abc.Sequence[int]) -> int:
 
 
 def _find_leader(seq: Sequence, joined: Collection[Sequence], min_shared: int, *, marked: bool) -> Sequence | None:
-    if seq.request.computes_whole_prompt:
+    if seq.request.computes_whole_prompt or seq.sparse is not None:
         return None
     candidates = (other for other in joined if _can_lead(other) and _begins_alike(seq, other, min_shared))
     for leader in islice(candidates, MAX_LEADERS):
@@ -74,7 +75,8 @@ def _find_leader(seq: Sequence, joined: Collection[Sequence], min_shared: int, *
 
 
 def _can_lead(seq: Sequence) -> bool:
-    return seq.joined and seq.state is State.PREFILL and not seq.request.computes_whole_prompt
+    whole = seq.request.computes_whole_prompt or seq.sparse is not None
+    return seq.joined and seq.state is State.PREFILL and not whole
 
 
 def _begins_alike(seq: Sequence, leader: Sequence, min_shared: int) -> bool:
@@ -92,6 +94,7 @@ def _committed_elsewhere(seq: Sequence, tokens: int, leader: Sequence, joined: C
     return any(
         other.committed_tokens >= tokens
         and other is not leader
+        and other.sparse is None
         and other.request.salt == seq.request.salt
         and other.request.prompt[tokens - 1 : tokens] == prompt[tokens - 1 : tokens]
         and other.request.prompt[:tokens] == prompt[:tokens]

@@ -94,7 +94,8 @@ class Submit(Message, frozen=True, tag=True):
     then they count in the order in which they are sent. `constraint` and `thinking` limit the tokens that can be
     sampled; they count in `generated` ones too. With `pooling`, and `max_tokens` 0, it ends with a vector: the pooled
     hidden states of its whole prompt (`Finish.vector`). With `speculate` its tokens may be drafted, which changes none
-    of them; `prediction` are tokens that the client expects in the answer, a source of drafts.
+    of them; `prediction` are tokens that the client expects in the answer, a source of drafts. `sparse_prefill` false
+    prefills the whole prompt where the engine has SpecPrefill; true asks for it.
 
     A replayed sequence ran in an earlier life of the engine, or another one of its group did: `resumed` is true,
     `generated` are the tokens that it gained then, `scored` counts the prompt log-probabilities that were told. It goes
@@ -122,6 +123,7 @@ class Submit(Message, frozen=True, tag=True):
     pooling: Pooling | None = None
     speculate: bool = True
     prediction: tuple[int, ...] = ()
+    sparse_prefill: bool | None = None
     generated: tuple[int, ...] = ()
     scored: int = 0
     resumed: bool = False
@@ -228,7 +230,9 @@ class Output(Message, frozen=True):
     for its slot, on the owner's clock. `prompt_tokens_done` is how much of the prompt is in the cache, while it
     prefills; `cached_tokens`, told once, how much of it was there before: with `admitted`, or later where the row first
     waits for another of its group to compute the prompt they share. `prompt_logprobs` are new ones, in the prompt's
-    order from its second token on.
+    order from its second token on. Of a prompt that is prefilled in part, `scored_tokens` were scored and `kept_tokens`
+    are in the cache, those that were there before included; told once, or again as 0 where the whole prompt is
+    prefilled instead.
     """
 
     id: str
@@ -242,6 +246,8 @@ class Output(Message, frozen=True):
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     prompt_tokens_done: int | None = None
     cached_tokens: int | None = None
+    scored_tokens: int | None = None
+    kept_tokens: int | None = None
     finish: Finish | None = None
 
 
@@ -336,6 +342,30 @@ class SpeculationCapabilities(Message, frozen=True):
     verifying: tuple[StepCost, ...] = ()
 
 
+class SpecPrefillCapabilities(Message, frozen=True):
+    """SpecPrefill of a runner.
+
+    - `scorer`: the model that scores prompts; empty where there is none.
+    - `keep`: share of the scored tokens that is prefilled.
+    - `min_tokens`: least tokens of a prompt, behind its cached prefix, for which that is done.
+    - `longest`: most tokens of a prompt that the scorer takes.
+    - `rows`, `blocks`: prompts that are scored at the same time at most, and blocks of `block` tokens of the scorer's
+      cache for all of them (0: no limit).
+    - `prefill_tokens`, `prefill_quantum`, `chunk_sizes`: of the scorer, as those of StepCapabilities.
+    """
+
+    scorer: str = ""
+    keep: float = 1.0
+    min_tokens: int = 0
+    longest: int = 0
+    rows: int = 1
+    block: int = 1
+    blocks: int = 0
+    prefill_tokens: int = 0
+    prefill_quantum: int = 0
+    chunk_sizes: tuple[int, ...] = ()
+
+
 class StepCapabilities(Message, frozen=True):
     """Steps of a runner: the facts that its scheduler needs.
 
@@ -344,6 +374,7 @@ class StepCapabilities(Message, frozen=True):
     - `prefill_quantum`: chunks of prompts are best multiples of it (0: any length).
     - `chunk_sizes`: best numbers of prompt tokens of a step, ascending (empty: any number).
     - `speculation`: tokens of a sequence that are drafted and verified in one step.
+    - `spec_prefill`: prompts that are prefilled in part.
     - `prefix_cache`: prompts are reused; `sharing` says what can be reused of running sequences.
     - `decode_step_s`, `prompt_token_s`: seconds of a decode step with all slots taken and of a prompt token, measured
       in the warm-up (0: not measured).
@@ -354,6 +385,7 @@ class StepCapabilities(Message, frozen=True):
     prefill_quantum: int = 0
     chunk_sizes: tuple[int, ...] = ()
     speculation: SpeculationCapabilities = SpeculationCapabilities()
+    spec_prefill: SpecPrefillCapabilities = SpecPrefillCapabilities()
     prefix_cache: bool = False
     sharing: Sharing = Sharing.COPIED
     decode_step_s: float = 0.0

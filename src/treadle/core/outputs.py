@@ -22,6 +22,8 @@ class Pending:
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     prompt_done: int | None = None
     cached_tokens: int | None = None
+    scored_tokens: int | None = None
+    kept_tokens: int | None = None
     finish: Finish | None = None
 
     def output(self, id_: str) -> Output:
@@ -38,6 +40,8 @@ class Pending:
             prompt_logprobs=self.prompt_logprobs,
             prompt_tokens_done=self.prompt_done,
             cached_tokens=self.cached_tokens,
+            scored_tokens=self.scored_tokens,
+            kept_tokens=self.kept_tokens,
             finish=self.finish,
         )
 

@@ -16,12 +16,26 @@ class PrefillChunk(msgspec.Struct, frozen=True):
     """Compute `count` tokens of sequence `id`, whose cache holds `start` tokens: of its prompt, or of those generated
     before it was released or forced by its constraint. Other sequences go on from it after
     `checkpoints` tokens, all above `start`: a runner whose `sharing` is MARKED keeps its state there, or a little
-    before."""
+    before.
+
+    `positions` are those of its tokens in prompt and history, ascending, where parts of the prompt are left out; empty
+    where they are those from `start` on."""
 
     id: str
     start: int
     count: int
     checkpoints: tuple[int, ...] = ()
+    positions: tuple[int, ...] = ()
+
+
+class ScoreChunk(msgspec.Struct, frozen=True):
+    """Do `count` units of scoring the prompt of sequence `id`, `start` of which are done: tokens of the prompt but for
+    its last one, which the scorer computes, and behind those the look-ahead (`sparse_prompt.LOOK_AHEAD_UNITS`). A chunk
+    has units of one kind. The first one starts with tokens that the scorer has cached (`Runner.match_scored`)."""
+
+    id: str
+    start: int
+    count: int
 
 
 class DecodeRow(msgspec.Struct, frozen=True):
@@ -40,18 +54,26 @@ class DecodeRow(msgspec.Struct, frozen=True):
 
 class Admit(msgspec.Struct, frozen=True):
     """A sequence that joins. `history` are tokens generated before it was last released. It starts with the first
-    `cached_tokens` tokens of prompt and history from the prefix cache, where `Runner.match_prefix` found them."""
+    `cached_tokens` tokens of prompt and history from the prefix cache, where `Runner.match_prefix` found them.
+
+    Of the prompt `skipped` tokens are left out: what is kept is the first `cached_tokens` and some of those behind
+    them, which is known when they are scored, or is a part of the plans that prefill them. Then the cache has tokens of
+    the prompt in their order, but not by their positions. Only the first `reusable` tokens, which are kept without
+    gaps, may be cached ones (-1: any).
+    """
 
     request: Submit
     history: tuple[int, ...] = ()
     cached_tokens: int = 0
+    skipped: int = 0
+    reusable: int = -1
 
 
 class StepPlan(msgspec.Struct, frozen=True):
     """The work of one step, in the order in which a runner does it. It names tokens by position: the runner has them.
 
     1. `admit`: sequences that join. One that was released may be admitted again, with `history`.
-    2. `prefill`: at most one chunk of a sequence.
+    2. `prefill`: at most one chunk of a sequence; or `score`: at most one chunk of a prompt that is scored.
     3. `decode`: sequences whose prompt is complete, also by a last chunk in `prefill`. One that lacks memory may be
        left out. A sequence with `max_tokens` 0 never decodes; with `pooling` its chunks compute the last token, too.
 
@@ -62,13 +84,15 @@ class StepPlan(msgspec.Struct, frozen=True):
     admit: tuple[Admit, ...] = ()
     prefill: tuple[PrefillChunk, ...] = ()
     decode: tuple[DecodeRow, ...] = ()
+    score: tuple[ScoreChunk, ...] = ()
     propose: bool = False
 
     @property
     def sequence_ids(self) -> Iterable[str]:
         """The id of each sequence in the plan, once."""
         admitted = (admit.request.id for admit in self.admit)
-        return dict.fromkeys((*admitted, *(c.id for c in self.prefill), *(d.id for d in self.decode)))
+        chunks = (*(c.id for c in self.prefill), *(c.id for c in self.score))
+        return dict.fromkeys((*admitted, *chunks, *(d.id for d in self.decode)))
 
     @property
     def verifies(self) -> bool:
@@ -78,7 +102,7 @@ class StepPlan(msgspec.Struct, frozen=True):
     @property
     def idle(self) -> bool:
         """Whether there is nothing to compute."""
-        return not (self.admit or self.prefill or self.decode)
+        return not (self.admit or self.prefill or self.decode or self.score)
 
 
 class RowTokens(msgspec.Struct, frozen=True):
@@ -139,6 +163,15 @@ class RowVector(msgspec.Struct, frozen=True):
     data: bytes
 
 
+class RowKept(msgspec.Struct, frozen=True):
+    """Outcome of scoring the prompt of sequence `id`: the `positions` of the tokens that are kept behind its cached
+    prefix, ascending; as many as its Admit says. Or the `failure`: then the whole prompt is prefilled."""
+
+    id: str
+    positions: tuple[int, ...] = ()
+    failure: str = ""
+
+
 class StepResult(msgspec.Struct, frozen=True):
     """Result of a step. `prefill_s` and `decode_s` are wall seconds of prompts and of decoding, each where it was
     measured by itself; `mixed_s` are those of prompts and decoding rows together.
@@ -146,14 +179,15 @@ class StepResult(msgspec.Struct, frozen=True):
     `proposing_s` of them were spent on the tokens of rows with the drafts that are ready for them, if it was asked for
     these.
 
-    `evicted` are admitted sequences whose cached tokens could not be taken over. Nothing was computed for them; they
-    are admitted again without.
+    `evicted` are sequences whose cached tokens, or those of the scorer, could not be taken over. Nothing was computed
+    for them; they are admitted again without.
     """
 
     rows: tuple[RowTokens, ...] = ()
     scores: tuple[RowScores, ...] = ()
     vectors: tuple[RowVector, ...] = ()
     trials: tuple[DraftTrial, ...] = ()
+    kept: tuple[RowKept, ...] = ()
     failures: tuple[RowFailure, ...] = ()
     evicted: tuple[str, ...] = ()
     prefill_s: float = 0.0

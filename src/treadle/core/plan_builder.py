@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 import msgspec
 
 from .block_budget import BlockBudget
+from .chunk_limits import Work
 from .inflight_prefix import checkpoints, waits_for_prefix
 from .messages import Sharing
 from .outputs import Outputs
@@ -19,6 +20,7 @@ from .prefill_budget import PrefillBudget
 from .scheduler_counters import SchedulerCounters
 from .sequence import Sequence
 from .shared_blocks import shared_blocks
+from .spec_prefill import Scoring, SpecPrefill
 from .states import State
 from .step_times import Charge
 
@@ -48,6 +50,7 @@ class PlanBuilder:
         prefill_budget: PrefillBudget,
         counters: SchedulerCounters,
         outputs: Outputs,
+        spec_prefill: SpecPrefill,
         *,
         min_shared: int,
         sharing: Sharing,
@@ -60,6 +63,7 @@ class PlanBuilder:
         self._prefill_budget = prefill_budget
         self._counters = counters
         self._outputs = outputs
+        self._spec_prefill = spec_prefill
 
     @property
     def shares_blocks(self) -> bool:
@@ -83,18 +87,21 @@ class PlanBuilder:
         active = self._active(running)
         joins: tuple[Admit, ...] = ()
         chunks: list[PrefillChunk] = []
-        on_credit = 1.0
+        on_credit, scoring = 1.0, Scoring(Work.PROMPTS)
         if len(decoding) < len(active):
             demanded = set(demand.sequences)
             joins = tuple(self._joins(active, budget))
             waiting = [seq for seq in active if not seq.joined and seq.prefix_leader is not None]
             active = [seq for seq in active if seq.joined]
-            chunks, on_credit = self._chunks(active, budget, step, waiting)
+            prompts = self._prompts(active, budget)
+            scoring = self._scoring(active, prompts, step)
+            if scoring.work is Work.PROMPTS:
+                chunks, on_credit = self._chunks(prompts, active, budget, step, waiting)
             newly = (seq for seq in active if seq not in demanded and seq.decodes_after(step - 1))
             decoding.update(seq for seq in newly if budget.allocate(seq.num_computed_tokens))
         decode = tuple(self._decode(seq, step, budget, drafts) for seq in active if seq in decoding)
-        plan = StepPlan(step=step, admit=joins, prefill=tuple(chunks), decode=decode)
-        return plan, self._charge(plan, on_credit, active)
+        plan = StepPlan(step=step, admit=joins, prefill=tuple(chunks), decode=decode, score=scoring.chunks)
+        return plan, self._charge(plan, on_credit, active, scoring.work)
 
     def _active(self, running: Collection[Sequence]) -> list[Sequence]:
         """Return all running sequences; with suspects among them, the first suspect and those that are none."""
@@ -119,8 +126,10 @@ class PlanBuilder:
     def _join(self, seq: Sequence, budget: BlockBudget, shared: int) -> Admit:
         """Let `seq` join with its cached prefix, of which running sequences hold `shared` blocks. One that computes its
         whole prompt may not reuse any."""
-        admit = Admit(request=seq.request, history=tuple(seq.tokens))
+        reusable = -1 if seq.sparse is None else seq.sparse.lead
+        admit = Admit(request=seq.request, history=tuple(seq.tokens), reusable=reusable)
         cached = self._cached(admit) if seq.may_reuse else 0
+        self._spec_prefill.joins(seq, cached)
         if not 0 <= cached < seq.num_tokens:
             raise AssertionError(f"of {seq.num_tokens} tokens all but the last may be reused, and {cached} were")
         if not seq.cached_reported:
@@ -131,7 +140,8 @@ class PlanBuilder:
         seq.num_computed_tokens = seq.committed_tokens = seq.cached_tokens = cached
         budget.free = max(0, budget.free - max(0, budget.blocks(cached) - shared))
         self._counters.cached_tokens += cached
-        return msgspec.structs.replace(admit, cached_tokens=cached)
+        skipped = 0 if seq.sparse is None else seq.sparse.skipped
+        return msgspec.structs.replace(admit, cached_tokens=cached, skipped=skipped)
 
     def _cached(self, admit: Admit) -> int:
         """Return how many tokens the runner has cached. Raises SequenceFault if it raises."""
@@ -140,15 +150,36 @@ class PlanBuilder:
         except Exception as error:
             raise SequenceFault(admit.request.id) from error
 
+    def _prompts(self, active: Collection[Sequence], budget: BlockBudget) -> list[Sequence]:
+        """Return the sequences that have something to prefill, in turn order. One without free blocks gets nothing, or
+        its turn would come again and again."""
+        left = (seq for seq in active if seq.prefill_left > 0 and not seq.scores)
+        seqs = [seq for seq in left if budget.capacity(seq.num_computed_tokens) > 0]
+        return sorted(seqs, key=_turn)
+
+    def _scoring(self, active: Collection[Sequence], prompts: Collection[Sequence], step: int) -> Scoring:
+        """Plan what the step scores, unless it is the turn of `prompts` that are prefilled. Raises SequenceFault."""
+        candidates = self._spec_prefill.candidates(active)
+        if not candidates or any(_turn(seq) < _turn(candidates[0]) for seq in prompts):
+            return Scoring(Work.PROMPTS)
+        decoding = sum(seq.decodes for seq in active)
+        try:
+            return self._spec_prefill.plan(candidates, self._prefill_budget, decoding=decoding, step=step)
+        except Exception as error:
+            raise SequenceFault(candidates[0].id) from error
+
     def _chunks(
-        self, active: Collection[Sequence], budget: BlockBudget, step: int, waiting: Collection[Sequence]
+        self,
+        seqs: Collection[Sequence],
+        active: Collection[Sequence],
+        budget: BlockBudget,
+        step: int,
+        waiting: Collection[Sequence],
     ) -> tuple[list[PrefillChunk], float]:
-        """Split the prefill budget among prompts; `waiting` sequences wait for parts of them. One without free blocks
-        gets nothing, or its turn would come again and again. Return the chunks and their part that is on credit."""
-        seqs = [seq for seq in active if seq.prefill_left > 0 and budget.capacity(seq.num_computed_tokens) > 0]
+        """Split the prefill budget among the prompts of `seqs`; `waiting` sequences wait for parts of them. Return the
+        chunks and their part that is on credit."""
         if not seqs:
             return [], 1.0
-        seqs.sort(key=lambda seq: (seq.last_prefill_step, seq.order))
         shares = self._prefill_budget.split(
             [seq.prefill_left for seq in seqs],
             decoding=sum(seq.decodes for seq in active),
@@ -167,14 +198,19 @@ class PlanBuilder:
 
     def _chunk(self, seq: Sequence, count: int, step: int, waiting: Collection[Sequence]) -> PrefillChunk:
         marks = checkpoints(seq, waiting) if self._sharing.marks else ()
-        chunk = PrefillChunk(id=seq.id, start=seq.num_computed_tokens, count=count, checkpoints=marks)
+        start = seq.num_computed_tokens
+        positions = () if seq.sparse is None else seq.sparse.positions(start, count)
+        chunk = PrefillChunk(id=seq.id, start=start, count=count, checkpoints=marks, positions=positions)
         seq.num_computed_tokens += count
         seq.last_prefill_step = step
         if seq.state is State.PREFILL:  # else its tokens are forced ones
             self._counters.prompt_tokens += count
         return chunk
 
-    def _charge(self, plan: StepPlan, on_credit: float, active: Iterable[Sequence]) -> Charge:
+    def _charge(self, plan: StepPlan, on_credit: float, active: Iterable[Sequence], work: Work) -> Charge:
+        if plan.score:
+            units = sum(chunk.count for chunk in plan.score)
+            return self._prefill_budget.charge(units, decoding=len(plan.decode), work=work)
         tokens = {chunk.id: chunk.count for chunk in plan.prefill}
         if not tokens:
             return self._prefill_budget.charge(0, decoding=len(plan.decode), on_credit=on_credit)
@@ -198,6 +234,11 @@ class PlanBuilder:
         drafts = min(most, missing, budget.capacity(held))
         budget.allocate(held, drafts)
         return drafts
+
+
+def _turn(seq: Sequence) -> tuple[int, int]:
+    """The order in which sequences get their chunks: those that were served longest ago first."""
+    return seq.last_prefill_step, seq.order
 
 
 def _on_credit(seqs: Iterable[Sequence], active: Iterable[Sequence]) -> Collection[int]:

@@ -25,6 +25,7 @@ from collections.abc import Iterable, Iterator
 from msgspec.structs import replace
 
 from .block_budget import BlockBudget, OptimisticAdmission, TokenReservations
+from .chunk_limits import Work
 from .draft_budget import DraftBudget
 from .early_cancels import EarlyCancels
 from .finishes import cancelled, failed, too_big
@@ -42,6 +43,7 @@ from .queue import Queue
 from .scheduler_counters import SchedulerCounters
 from .scheduler_limits import SchedulerLimits as SchedulerLimits
 from .sequence import Sequence
+from .spec_prefill import MatchScored, SpecPrefill, not_scored
 from .speculation import Speculation
 from .states import Event, State
 from .statistics import EngineStatistics, RunnerStatistics
@@ -56,7 +58,8 @@ class Scheduler:
 
     `match` returns how many tokens of a joining sequence the runner has cached (`Runner.match_prefix`), `grammar` the
     state of a constraint's grammar (`Runner.grammar_state`). `drafts` chooses the draft tokens of each step; without it
-    sequences have as many as the limits say.
+    sequences have as many as the limits say. `match_scored` returns how many tokens of a prompt the scorer has cached
+    (`Runner.match_scored`).
     """
 
     def __init__(
@@ -65,6 +68,7 @@ class Scheduler:
         match: MatchPrefix = no_prefix,
         grammar: GrammarLookup = no_grammars,
         drafts: DraftBudget | None = None,
+        match_scored: MatchScored = not_scored,
     ) -> None:
         self.limits = limits
         min_shared = MIN_SHARED_TOKENS if limits.prefix_cache else 0
@@ -76,7 +80,9 @@ class Scheduler:
         self._released_ids: list[str] = []
         self._outputs = Outputs()
         self._grammar_wait = GrammarWait(self._queue, grammar, self._outputs)
-        self._prefill_budget = PrefillBudget(limits.prefill_tokens, limits.prefill_quantum, limits.chunk_sizes)
+        self._spec_prefill = SpecPrefill(limits.spec_prefill, self._outputs, match_scored)
+        others = self._spec_prefill.limits(limits.prefill_tokens)
+        self._prefill_budget = PrefillBudget(limits.prefill_tokens, limits.prefill_quantum, limits.chunk_sizes, others)
         self._order = 0
         self._stuck = 0
         self._counters = SchedulerCounters()
@@ -86,6 +92,7 @@ class Scheduler:
             self._prefill_budget,
             self._counters,
             self._outputs,
+            self._spec_prefill,
             min_shared=min_shared,
             sharing=limits.sharing,
             draft_tokens=limits.draft_tokens,
@@ -110,6 +117,7 @@ class Scheduler:
         elif 0 < self.limits.capacity < seq.max_num_tokens:
             self._end(seq, too_big(seq, self.limits.capacity))
         else:
+            self._spec_prefill.arrived(seq)
             self._grammar_wait.enqueue(seq)
 
     def cancel(self, message: Cancel, now: float) -> None:
@@ -180,6 +188,9 @@ class Scheduler:
         for scores in result.scores:
             if (seq := step.sequences[scores.id]).live:
                 self._outputs.of(seq).prompt_logprobs += seq.unreported_scores(scores.logprobs)
+        for kept in result.kept:
+            if (scored := step.sequences.get(kept.id)) is not None and scored.live:
+                self._spec_prefill.settle(scored, kept)
         for vector in result.vectors:
             if (seq := step.sequences[vector.id]).live:
                 self._end(seq, Finish(reason=FinishReason.STOP, vector=vector.data))
@@ -275,8 +286,9 @@ class Scheduler:
     def statistics(self, now: float, runner: RunnerStatistics, step_s: float = 0.0) -> EngineStatistics:
         """Return a snapshot of counts and times."""
         waits_s = [now - seq.arrived for seq in self._queue.waiting]
-        held, speculation = len(self._queue.held), self._speculation.statistics()
-        return self._counters.statistics(self._running.values(), waits_s, held, speculation, runner, step_s)
+        running, held, speculation = self._running.values(), len(self._queue.held), self._speculation.statistics()
+        spec_prefill = self._spec_prefill.statistics(running)
+        return self._counters.statistics(running, waits_s, held, speculation, spec_prefill, runner, step_s)
 
     def _has_suspects(self) -> bool:
         return any(seq.suspect for seq in self._running.values())
@@ -387,7 +399,10 @@ class Scheduler:
             mixed_s=result.mixed_s,
             following=self._in_flight[0].charge if self._in_flight else None,
         )
-        self._counters.prefill_s += prefill_s
+        if step.charge.work is Work.PROMPTS:
+            self._counters.prefill_s += prefill_s
+        else:
+            self._spec_prefill.scoring_s += prefill_s
         self._counters.decode_s += decode_s
         self._speculation.looked(len(step.plan.decode), result.proposing_s)
 
@@ -397,7 +412,8 @@ class Scheduler:
             return
         seq.committed_tokens = count
         if seq.state is State.PREFILL:
-            self._outputs.of(seq).prompt_done = min(count, len(seq.request.prompt))
+            reached = count if seq.sparse is None else seq.sparse.reached(count)
+            self._outputs.of(seq).prompt_done = min(reached, len(seq.request.prompt))
         if seq.request.max_tokens == 0 and count == seq.prefill_tokens:
             check(seq.request.pooling is None, "a sequence that is pooled gains its vector with its last chunk")
             self._end(seq, Finish(reason=FinishReason.LENGTH))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from .messages import FinishReason
 from .sequence import Sequence
 from .states import State
-from .statistics import EngineStatistics, RunnerStatistics, SpeculationStatistics
+from .statistics import EngineStatistics, RunnerStatistics, SpecPrefillStatistics, SpeculationStatistics
 
 
 @dataclass(slots=True)
@@ -46,6 +46,7 @@ class SchedulerCounters:
         waits_s: list[float],
         awaiting_grammar: int,
         speculation: SpeculationStatistics,
+        spec_prefill: SpecPrefillStatistics,
         runner: RunnerStatistics,
         step_s: float,
     ) -> EngineStatistics:
@@ -71,5 +72,6 @@ class SchedulerCounters:
             prefill_s=self.prefill_s,
             decode_s=self.decode_s,
             speculation=speculation,
+            spec_prefill=spec_prefill,
             runner=runner,
         )

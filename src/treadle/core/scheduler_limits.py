@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from .messages import Sharing
+from .messages import Sharing, SpecPrefillCapabilities
 
 
 @dataclass(frozen=True)
@@ -20,6 +20,7 @@ class SchedulerLimits:
     - `lookahead`: steps in flight beside the oldest one.
     - `draft_tokens`: most draft tokens of a decode row. `drafts_resolved`: a step may follow one that verifies drafts
       before that is applied.
+    - `spec_prefill`: prompts that are prefilled in part.
     - `prefix_cache`: the runner reuses prompts, those of running sequences as `sharing` says.
     """
 
@@ -33,6 +34,7 @@ class SchedulerLimits:
     lookahead: int = 0
     draft_tokens: int = 0
     drafts_resolved: bool = False
+    spec_prefill: SpecPrefillCapabilities = field(default_factory=SpecPrefillCapabilities)
     prefix_cache: bool = False
     sharing: Sharing = Sharing.COPIED
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from .acceptance import MatchedAcceptance
 from .messages import Finish, FinishReason, Submit, TokenLogprob, WaitReason
 from .plan import RowTokens
+from .sparse_prompt import SparsePrompt
 from .states import Event, State, advance
 
 
@@ -26,6 +27,8 @@ class Sequence:
     waits_for: WaitReason = WaitReason.SLOT  # as reported
     admitted_reported: bool = False
     tokens: list[int] = field(default_factory=list)  # generated
+    prompt_tokens: int = field(init=False)  # of its prompt that its cache gets: all that are not left out
+    sparse: SparsePrompt | None = None  # of a prompt that is prefilled in part
     num_computed_tokens: int = 0
     committed_tokens: int = 0
     cached_tokens: int = 0  # of these, reused from the prefix cache when it joined
@@ -48,6 +51,9 @@ class Sequence:
     awaited_tokens: int = 0  # the length of this prefix
     prefix_peer: Sequence | None = None  # runs and begins with the same tokens, before it joins
     shared_tokens: int = 0  # the number of these tokens
+
+    def __post_init__(self) -> None:
+        self.prompt_tokens = len(self.request.prompt)
 
     @classmethod
     def of(cls, request: Submit, *, order: int, now: float) -> Sequence:
@@ -77,13 +83,13 @@ class Sequence:
 
     @property
     def max_num_tokens(self) -> int:
-        """Tokens of prompt and completion at most."""
-        return len(self.request.prompt) + self.request.max_tokens
+        """Tokens of prompt and completion in its cache at most."""
+        return self.prompt_tokens + self.request.max_tokens
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of prompt and completion so far."""
-        return len(self.request.prompt) + len(self.tokens)
+        """Tokens of prompt and completion so far, without those that are left out."""
+        return self.prompt_tokens + len(self.tokens)
 
     @property
     def prefill_tokens(self) -> int:
@@ -110,10 +116,20 @@ class Sequence:
         """Whether it can decode in the step after `step`: a token in flight must come from `step` itself."""
         position = len(self.tokens) + self.tokens_in_flight  # like `decodes`; called for all sequences in all steps
         return (
-            len(self.request.prompt) + position - 1 == self.num_computed_tokens
+            self.prompt_tokens + position - 1 == self.num_computed_tokens
             and position < self.request.max_tokens
             and (not self.tokens_in_flight or self.last_decode_step == step)
         )
+
+    @property
+    def scores(self) -> bool:
+        """Whether it is not known yet which part of its prompt is kept."""
+        return self.sparse is not None and self.sparse.chosen is None
+
+    def leave_out(self, sparse: SparsePrompt | None) -> None:
+        """Prefill what `sparse` keeps of its prompt; all of it without."""
+        self.sparse = sparse
+        self.prompt_tokens = len(self.request.prompt) - (0 if sparse is None else sparse.skipped)
 
     def plan_decode(self, step: int, drafts: int) -> None:
         """Book a decode row with `drafts` draft tokens in step number `step`."""
@@ -199,3 +215,5 @@ class Sequence:
         self.num_computed_tokens = self.committed_tokens = self.cached_tokens = 0
         self.tokens_in_flight = self.superseded = self.scored_tokens = self.ready = 0
         self.joined = False
+        if self.sparse is not None:
+            self.sparse.restart()

@@ -18,7 +18,7 @@ MAX_PEERS = 4
 
 def shared_blocks(seq: Sequence, running: Collection[Sequence], block_size: int) -> int:
     """Return how many whole blocks at the start of `seq`, which has not joined, one of `running` holds."""
-    if seq.joined or seq.request.computes_whole_prompt:
+    if seq.joined or seq.request.computes_whole_prompt or seq.sparse is not None:
         return 0
     if seq.prefix_peer is None or not (seq.prefix_peer.live and seq.prefix_peer.joined):
         seq.prefix_peer = _closest_peer(seq, running, block_size)
@@ -29,7 +29,8 @@ def shared_blocks(seq: Sequence, running: Collection[Sequence], block_size: int)
 
 def _closest_peer(seq: Sequence, running: Collection[Sequence], block_size: int) -> Sequence | None:
     salt, first = seq.request.salt, seq.request.prompt[:block_size]
-    alike = (r for r in running if r.joined and r.request.salt == salt and r.request.prompt[:block_size] == first)
+    dense = (r for r in running if r.joined and r.sparse is None)
+    alike = (r for r in dense if r.request.salt == salt and r.request.prompt[:block_size] == first)
     peer, seq.shared_tokens = None, 0
     for other in islice(alike, MAX_PEERS):
         length = common_prefix(seq.request.prompt, other.request.prompt)

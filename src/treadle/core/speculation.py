@@ -93,7 +93,7 @@ class Speculation:
     def planned(self, plan: StepPlan, now: float, *, follows: bool) -> None:
         """Learn how long the plan before took, as `plan` has been made."""
         before, self._timed = self._timed, None
-        if self._budget is None or plan.prefill or plan.admit:
+        if self._budget is None or plan.prefill or plan.admit or plan.score:
             return
         verifies = plan.verifies
         self._steps += verifies

@@ -68,6 +68,20 @@ class SpeculationStatistics(msgspec.Struct, frozen=True, omit_defaults=True):
     match_chances: tuple[tuple[int, float], ...] = ()
 
 
+class SpecPrefillStatistics(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Statistics of SpecPrefill. Since the owner started: `prompts` that are prefilled in part, the tokens of theirs
+    that were scored, and those that were `kept_tokens` of these; prompts that could not be scored (`failed`), which are
+    prefilled whole, with the last `reason`; and seconds of scoring. Now: prompts that are being scored."""
+
+    prompts: int = 0
+    scored_tokens: int = 0
+    kept_tokens: int = 0
+    failed: int = 0
+    reason: str = ""
+    scoring_s: float = 0.0
+    scoring: int = 0
+
+
 class EngineStatistics(msgspec.Struct, frozen=True, omit_defaults=True):
     """Statistics of the owner after a step. Counters count since it started; times are in seconds. `preempted` are
     sequences that gave up their cache memory for others; `cached_tokens` were reused instead of computed. Of the
@@ -94,4 +108,5 @@ class EngineStatistics(msgspec.Struct, frozen=True, omit_defaults=True):
     prefill_s: float = 0.0
     decode_s: float = 0.0
     speculation: SpeculationStatistics = SpeculationStatistics()
+    spec_prefill: SpecPrefillStatistics = SpecPrefillStatistics()
     runner: RunnerStatistics = RunnerStatistics()

@@ -370,6 +370,7 @@ class ModelRunner:
             trials=trials,
             scores=tuple(RowScores(id=id_, logprobs=logprobs) for id_, logprobs in scores.items()),
             vectors=vectors,
+            kept=(),
             failures=step.failures(),
             evicted=tuple(step.evicted),
             **step.times(seconds),

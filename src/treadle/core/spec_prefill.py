@@ -1,0 +1,169 @@
+"""SpecPrefill in a scheduler: which prompts are prefilled in part, and the plans that score them.
+
+A prompt is scored once it has joined, before any of it is prefilled. A step either prefills or scores: the kind whose
+prompts have waited longer. Prompts that are scored share a step like those that are prefilled, and pay from the same
+credit, so that decoding sequences wait no longer for them. The scorer's cache goes to the first ones, and others wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import NamedTuple
+
+from .chunk_limits import ChunkLimits, Work
+from .messages import SpecPrefillCapabilities, Submit
+from .outputs import Outputs
+from .plan import RowKept, ScoreChunk
+from .prefill_budget import PrefillBudget
+from .sequence import Sequence
+from .sparse_prompt import LOOK_AHEAD, LOOK_AHEAD_UNITS, SparsePrompt
+from .statistics import SpecPrefillStatistics
+
+MatchScored = Callable[[Submit], int]
+
+
+def not_scored(request: Submit) -> int:
+    """Return 0: the scorer has cached nothing of any prompt."""
+    return 0
+
+
+class Scoring(NamedTuple):
+    """A part of a step's plan: `chunks` of some kind of `work`."""
+
+    work: Work
+    chunks: tuple[ScoreChunk, ...] = ()
+
+
+class SpecPrefill:
+    """The prompts of a scheduler that are prefilled in part, as a runner with `can` does it. `match` returns how many
+    tokens of a prompt its scorer has cached."""
+
+    def __init__(self, can: SpecPrefillCapabilities, outputs: Outputs, match: MatchScored = not_scored) -> None:
+        self._can = can
+        self._outputs = outputs
+        self._match = match
+        self._prompts = self._scored = self._kept = self._failed = 0
+        self._reason = ""
+        self.scoring_s = 0.0
+
+    def limits(self, prefill_tokens: int) -> dict[Work, ChunkLimits]:
+        """Return the sizes of the scorer's chunks, where steps compute up to `prefill_tokens` tokens of prompts."""
+        can = self._can
+        most = min(prefill_tokens, can.prefill_tokens or prefill_tokens)
+        return {
+            Work.SCORING: ChunkLimits.of(most, can.prefill_quantum, can.chunk_sizes),
+            Work.LOOK_AHEAD: ChunkLimits(LOOK_AHEAD_UNITS * can.rows, quantum=1),
+        }
+
+    # Which prompts -----------------------------------------------------------------------------------------------
+
+    def arrived(self, seq: Sequence) -> None:
+        """Leave out a part of a sequence's prompt, if it is long enough: as if none of it was cached."""
+        if self._takes(seq.request):
+            self._begin(seq, 0)
+
+    def joins(self, seq: Sequence, cached: int) -> None:
+        """Settle, as a sequence joins with its first `cached` tokens, what is scored, unless it is known what is
+        kept."""
+        if seq.scores:
+            self._begin(seq, cached)
+            out = self._outputs.of(seq)
+            out.scored_tokens = 0 if seq.sparse is None else seq.sparse.scored
+            out.kept_tokens = 0 if seq.sparse is None else seq.sparse.kept
+
+    def _takes(self, request: Submit) -> bool:
+        """Whether a prompt may be prefilled in part: none whose tokens all have results, or are to be cached."""
+        return (
+            bool(self._can.scorer)
+            and request.sparse_prefill is not False
+            and len(request.prompt) <= self._can.longest
+            and request.max_tokens > 0
+            and not request.computes_whole_prompt
+        )
+
+    def _begin(self, seq: Sequence, cached: int) -> None:
+        """Leave out a part of the prompt behind its `cached` tokens, unless too few are left of it."""
+        length = len(seq.request.prompt)
+        enough = length - cached >= max(2, self._can.min_tokens)
+        seq.leave_out(SparsePrompt.of(length, cached, self._can.keep) if enough else None)
+
+    # Plans -------------------------------------------------------------------------------------------------------
+
+    def candidates(self, active: Collection[Sequence]) -> list[Sequence]:
+        """Return the sequences whose prompts can be scored in the next step, in turn order: as many as the scorer has
+        places and memory for."""
+        waiting = [seq for seq in active if seq.scores and seq.joined]
+        if not waiting:
+            return waiting
+        begun = [seq for seq in waiting if seq.sparse is not None and seq.sparse.begun]
+        rows, free = self._can.rows - len(begun), self._can.blocks - sum(map(self._blocks, begun))
+        for seq in sorted(waiting, key=lambda seq: seq.order):
+            if seq not in begun and rows > 0 and (not self._can.blocks or self._blocks(seq) <= free):
+                rows, free = rows - 1, free - self._blocks(seq)
+                begun.append(seq)
+        begun = [seq for seq in begun if _units_left(seq)]
+        return sorted(begun, key=lambda seq: (seq.last_prefill_step, seq.order))
+
+    def _blocks(self, seq: Sequence) -> int:
+        """Return the blocks of the scorer's cache that a sequence holds in the end."""
+        return -(-(len(seq.request.prompt) + LOOK_AHEAD) // self._can.block)
+
+    def plan(self, candidates: list[Sequence], budget: PrefillBudget, *, decoding: int, step: int) -> Scoring:
+        """Plan the scoring of step number `step`, beside `decoding` sequences. Raises what the runner raises when it is
+        asked for cached tokens."""
+        work = _kind(candidates[0])
+        seqs = [seq for seq in candidates if _kind(seq) is work]
+        for seq in seqs:
+            assert seq.sparse is not None
+            if not seq.sparse.begun:
+                seq.sparse.begun, seq.sparse.units = True, self._match(seq.request) if seq.may_reuse else 0
+        shares = budget.split_scoring(work, [_units_left(seq) for seq in seqs], decoding=decoding)
+        return Scoring(work, tuple(_chunk(seq, count, step) for seq, count in zip(seqs, shares, strict=True) if count))
+
+    # Results -----------------------------------------------------------------------------------------------------
+
+    def settle(self, seq: Sequence, kept: RowKept) -> None:
+        """Settle what is kept of a sequence's prompt; all of it where it could not be scored."""
+        sparse = seq.sparse
+        if sparse is None or not seq.scores:
+            raise AssertionError("a prompt is scored once")
+        if kept.failure:
+            self._failed, self._reason = self._failed + 1, kept.failure
+            seq.leave_out(None)
+            out = self._outputs.of(seq)
+            out.scored_tokens = out.kept_tokens = 0
+            return
+        sparse.choose(kept.positions)
+        self._prompts += 1
+        self._scored += sparse.scored
+        self._kept += sparse.kept - sparse.start
+
+    def statistics(self, running: Collection[Sequence]) -> SpecPrefillStatistics:
+        """Return a snapshot."""
+        return SpecPrefillStatistics(
+            prompts=self._prompts,
+            scored_tokens=self._scored,
+            kept_tokens=self._kept,
+            failed=self._failed,
+            reason=self._reason,
+            scoring_s=self.scoring_s,
+            scoring=sum(seq.scores for seq in running),
+        )
+
+
+def _kind(seq: Sequence) -> Work:
+    return Work.SCORING if seq.sparse is not None and seq.sparse.tokens_left else Work.LOOK_AHEAD
+
+
+def _units_left(seq: Sequence) -> int:
+    """Return the units of the kind that is next."""
+    assert seq.sparse is not None
+    return seq.sparse.tokens_left or seq.sparse.units_left
+
+
+def _chunk(seq: Sequence, count: int, step: int) -> ScoreChunk:
+    assert seq.sparse is not None
+    chunk = ScoreChunk(seq.id, seq.sparse.units, count)
+    seq.sparse.units += count
+    seq.last_prefill_step = step
+    return chunk
