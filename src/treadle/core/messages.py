@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from .compute_path import ComputePath
+from .image import Image as Image
 from .pooling import EmbeddingCapabilities as EmbeddingCapabilities
 from .pooling import Pooling as Pooling
 from .statistics import EngineStatistics
@@ -95,7 +96,8 @@ class Submit(Message, frozen=True, tag=True):
     sampled; they count in `generated` ones too. With `pooling`, and `max_tokens` 0, it ends with a vector: the pooled
     hidden states of its whole prompt (`Finish.vector`). With `speculate` its tokens may be drafted, which changes none
     of them; `prediction` are tokens that the client expects in the answer, a source of drafts. `sparse_prefill` false
-    prefills the whole prompt where the engine has SpecPrefill; true asks for it.
+    prefills the whole prompt where the engine has SpecPrefill; true asks for it. `images` are those of
+    the prompt, in its order.
 
     A replayed sequence ran in an earlier life of the engine, or another one of its group did: `resumed` is true,
     `generated` are the tokens that it gained then, `scored` counts the prompt log-probabilities that were told. It goes
@@ -124,6 +126,7 @@ class Submit(Message, frozen=True, tag=True):
     speculate: bool = True
     prediction: tuple[int, ...] = ()
     sparse_prefill: bool | None = None
+    images: tuple[Image, ...] = ()
     generated: tuple[int, ...] = ()
     scored: int = 0
     resumed: bool = False

@@ -31,6 +31,7 @@ from .early_cancels import EarlyCancels
 from .finishes import cancelled, failed, too_big
 from .grammar_state import GrammarLookup, no_grammars
 from .grammar_wait import GrammarWait
+from .image import misplaced
 from .inflight_step import InFlightStep
 from .integrity import check, check_books
 from .messages import Cancel, Finish, FinishReason, Output, Submit
@@ -114,6 +115,8 @@ class Scheduler:
             self._end(seq, failed("invalid_request", "the prompt is empty: send at least one token"))
         elif request.pooling is not None and request.max_tokens:
             self._end(seq, failed("invalid_request", "a pooled sequence generates nothing: max_tokens must be 0"))
+        elif misplaced(request.images, len(request.prompt)) is not None:
+            self._end(seq, failed("invalid_request", "an image does not stand for tokens of the prompt, in its order"))
         elif 0 < self.limits.capacity < seq.max_num_tokens:
             self._end(seq, too_big(seq, self.limits.capacity))
         else:
