@@ -11,9 +11,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from tests.core.hash_tower import HashTower
 from tests.core.scoring import HashScorer, chosen
 from treadle.core.draft_budget import DraftBudget
 from treadle.core.grammar_state import PENDING, READY, GrammarState, GrammarStatus
+from treadle.core.image import VisionCapabilities, keyed
 from treadle.core.messages import (
     Cancel,
     CancelReason,
@@ -50,6 +52,7 @@ from treadle.core.statistics import RunnerStatistics
 from treadle.core.verify_costs import VerifyCosts
 
 VOCABULARY = 1000
+NO_VISION = VisionCapabilities()
 PLAIN = (StepCost(1, 1, 1.0), StepCost(4, 4, 1.2))
 VERIFYING = (StepCost(1, 1, 1.1), StepCost(1, 5, 1.2), StepCost(4, 4, 1.3), StepCost(4, 20, 2.0))
 """Costs by which drafts pay for few sequences, and where most are accepted."""
@@ -72,8 +75,14 @@ def alike(a: Submit, b: Submit) -> int:
     """How many tokens two rows could share: all but the last of each prompt at most."""
     if a.salt != b.salt:
         return 0
-    most = min(len(a.prompt), len(b.prompt)) - 1
-    return next((i for i in range(most) if a.prompt[i] != b.prompt[i]), most)
+    one, other = keys_of(a), keys_of(b)
+    most = min(len(one), len(other)) - 1
+    return next((i for i in range(most) if one[i] != other[i]), most)
+
+
+def keys_of(request: Submit) -> tuple[int, ...]:
+    """What tells prompts apart: tokens, and pictures."""
+    return keyed(request.prompt, request.images)
 
 
 def pop_head(scheduler: Scheduler) -> None:
@@ -87,7 +96,9 @@ def expected(request: Submit, keep: float = 1.0) -> tuple[tuple[int, ...], Finis
     """What a request gains and how it ends when nothing disturbs it: the oracle, one sequence alone. Of its prompt a
     share of `keep` is prefilled."""
     tokens: list[int] = []
-    prompt = request.prompt if keep == 1 else tuple(request.prompt[i] for i in chosen(request.prompt, 0, keep))
+    prompt = keys_of(request)
+    if keep < 1 and not request.images:
+        prompt = tuple(prompt[i] for i in chosen(prompt, 0, keep))
     if request.pooling is not None:
         return (), Finish(reason=FinishReason.STOP, vector=vector_of(request))
     if request.max_tokens == 0:
@@ -143,6 +154,7 @@ class Shape:
     drafts: int = 0
     guarded: bool = False
     scorer: SpecPrefillCapabilities = field(default_factory=SpecPrefillCapabilities)
+    vision: VisionCapabilities = NO_VISION
 
     @property
     def sharing(self) -> Sharing:
@@ -167,6 +179,8 @@ class HashRunner:
         self.grammars: dict[str, GrammarStatus] = {}  # in its cache
         self.asked: list[str] = []
         self.shape = shape
+        self.tower = HashTower(shape.vision)
+        self.encode_s: Callable[[int], float] = lambda layers: 0.0
         self.in_flight: deque[tuple[StepPlan, StepResult, list[tuple[_Held, int, int]]]] = deque()
         self.computed = 0  # prompt tokens
         self.stored: dict[tuple[str, tuple[int, ...]], None] = {}
@@ -184,6 +198,9 @@ class HashRunner:
         """End the compiling of a grammar that was asked for."""
         assert self.grammars[grammar] is PENDING, "only what is being compiled can be done"
         self.grammars[grammar] = GrammarStatus(GrammarState.FAILED, error) if error else READY
+
+    def has_features(self, hash_: bytes) -> bool:
+        return self.tower.has_features(hash_)
 
     # Memory
 
@@ -211,7 +228,7 @@ class HashRunner:
         assert admit.request.id not in self.rows, "asked for a row that is still here"
         if not self.shape.cache:
             return 0
-        tokens, block, blocks = (*admit.request.prompt, *admit.history)[:-1], self.shape.block, 0
+        tokens, block, blocks = (*keys_of(admit.request), *admit.history)[:-1], self.shape.block, 0
         tokens = tokens if admit.reusable < 0 else tokens[: admit.reusable]
         most, held = (
             self.free_blocks() if self.shape.blocks else len(tokens),
@@ -268,7 +285,8 @@ class HashRunner:
         assert len({chunk.id for chunk in plan.prefill}) == len(plan.prefill), "two chunks for one row"
         assert self.in_flight or not ids & self.failed, "a row that is known to have failed"
         self.failed |= evicted
-        assert not (plan.prefill and plan.score), "a step prefills or scores"
+        evicted |= self._without_features(plan)
+        assert sum(map(bool, (plan.prefill, plan.score, plan.encode))) <= 1, "a step prefills, scores or encodes"
         kept = [self._score(chunk, evicted) for chunk in plan.score if chunk.id not in self.failed]
         self.failed |= evicted
         scores = [self._prefill(chunk) for chunk in plan.prefill if chunk.id not in self.failed]
@@ -279,6 +297,7 @@ class HashRunner:
         if self.shape.blocks:
             self.least_room = min(self.least_room, self.free_blocks())
             assert self.least_room >= 0, "more blocks than there are"
+        self.tower.trim((row.request, row.cached) for row in self.rows.values())
         units = sum(chunk.count for chunk in (*plan.prefill, *plan.score))  # type: ignore[attr-defined]
         prefill_s, decode_s = self.cost(units, len(plan.decode))
         told = tuple(score for score in scores if score is not None)
@@ -289,7 +308,7 @@ class HashRunner:
             vectors=tuple(vector for vector in vectors if vector.id not in self.failed),
             failures=failed,
             evicted=tuple(sorted(evicted)),
-            prefill_s=prefill_s,
+            prefill_s=prefill_s + self.encode_s(sum(encode.count for encode in plan.encode)),
             decode_s=decode_s,
         )
         rejected = self._rejected(plan, rows)
@@ -302,6 +321,7 @@ class HashRunner:
         if self.raises_late(plan):
             for void in (plan, *(flight[0] for flight in self.in_flight)):
                 self.lost |= set(void.sequence_ids) - {admit.request.id for admit in void.admit}
+                self.tower.drop(void)
             self.lost &= self.rows.keys()
             self.in_flight.clear()
             raise Boom("the step raised late")
@@ -320,7 +340,7 @@ class HashRunner:
             return False
         if request.constraint is not None and self.grammars.get(request.constraint.grammar) is not READY:
             return False
-        tokens, block = [*request.prompt, *admit.history], self.shape.block
+        tokens, block = [*keys_of(request), *admit.history], self.shape.block
         parts = (tuple(tokens[: (i + 1) * block]) for i in range(cached // block))
         assert all((request.salt, part) in self.stored for part in parts), "admitted with what is not cached"
         shared = cached // block if self.shape.share else 0
@@ -348,6 +368,22 @@ class HashRunner:
             row.sparse = True
             assert len(kept.positions) == row.kept - row.start, "room was taken for what is kept"
         return kept
+
+    def _without_features(self, plan: StepPlan) -> set[str]:
+        """Encode images; the rows that lack layers of them, or features."""
+        lacking = set()
+        encodes = [encode for encode in plan.encode if encode.id in self.rows]
+        hashes = [self.rows[encode.id].request.images[encode.image].hash for encode in encodes]
+        assert len(set(hashes)) == len(hashes), "an image twice"
+        assert not (plan.encode and plan.prefill), "images and prompts in one step"
+        for encode in encodes:
+            if encode.id not in self.failed and not self.tower.encode(self.rows[encode.id].request, encode):
+                lacking.add(encode.id)
+        for chunk in plan.prefill:
+            images = self.rows[chunk.id].request.images if chunk.id in self.rows else ()
+            if chunk.id not in self.failed and not self.tower.serves(images, chunk.start, chunk.count):
+                lacking.add(chunk.id)
+        return lacking
 
     def _prefill(self, chunk: PrefillChunk) -> RowScores | None:
         row = self.rows[chunk.id]
@@ -456,12 +492,19 @@ class Bench:
             spec_prefill=self.shape.scorer,
             prefix_cache=self.shape.cache,
             sharing=self.shape.sharing,
+            vision=self.shape.vision,
         )
         self.runner = HashRunner(max_running, self.shape)
         self.budget = DraftBudget(VerifyCosts(PLAIN, VERIFYING), self.shape.drafts) if self.shape.guarded else None
         grammars = self.runner.grammar_state
-        scored = self.runner.scorer.match
-        self.scheduler = Scheduler(limits, match or self.runner.match_prefix, grammars, self.budget, scored)
+        self.scheduler = Scheduler(
+            limits,
+            match or self.runner.match_prefix,
+            grammars,
+            self.budget,
+            self.runner.scorer.match,
+            self.runner.has_features,
+        )
         self.now = 0.0
         self.heard: dict[str, Heard] = {}
         self.plan = StepPlan(step=0)
@@ -618,6 +661,7 @@ class Bench:
             scheduler._released_ids,
             scheduler._in_flight,
             scheduler._outputs,
+            scheduler._encodings._open,
         )
         assert not any(kept), kept
         assert not scheduler._queue._tenants

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from tests.core.drive import Bench, expected
+from tests.core.drive import NO_VISION, Bench, expected
 from treadle.core import block_budget
 from treadle.core.grammar_state import PENDING
+from treadle.core.image import Image, VisionCapabilities
 from treadle.core.messages import CancelReason, Constraint, Finish, FinishReason, Pooling, Submit
 from treadle.core.plan import StepPlan
 
@@ -41,8 +42,10 @@ class Life:
             prefill_tokens=chance.choice((8, 16, 40, 512)),
             cache=chance.random() < 0.7,
             share=chance.random() < 0.5,
+            vision=chance.choice((NO_VISION, VisionCapabilities(3), VisionCapabilities(5, quadratic=8, whole=True))),
             **memory,
         )
+        self.bench.runner.tower.most = chance.choice((0, 2))
         self.bench.runner.raises_late = self.raises_late
         self.requests: dict[str, Submit] = {}
         self.cancelled: set[str] = set()
@@ -55,8 +58,7 @@ class Life:
             self.bench.runner.cost = self.cost
 
     def raises(self, plan: StepPlan) -> bool:
-        inside = {a.request.id for a in plan.admit} | {c.id for c in plan.prefill} | {d.id for d in plan.decode}
-        return self.troubled and bool(inside & self.poison)
+        return self.troubled and bool(set(plan.sequence_ids) & self.poison)
 
     def raises_late(self, plan: StepPlan) -> bool:
         return self.troubled and self.chance.random() < 0.02
@@ -71,11 +73,13 @@ class Life:
         stops = tuple(chance.sample(range(1000), chance.choice((0, 0, 60))))
         length = chance.choice((1, 2, 15, 16, 17, 60, 90, 200))
         trunk, own = _trunk(number, chance.choice((2, 16, 90, 120, 200))), chance.choice((0, 0, 1, 9, 30))
+        prompt = chance.choice((length, (*trunk, *chance.sample(range(900), own))))
         pooling = chance.choice((None, None, None, *Pooling))
         scored = None if pooling else chance.choice((None, None, None, 0))
         self.requests[id_] = self.bench.submit(
             id_,
-            prompt=chance.choice((length, (*trunk, *chance.sample(range(900), own)))),
+            prompt=prompt,
+            images=self.images(prompt if isinstance(prompt, int) else len(prompt)),
             max_tokens=0 if pooling else chance.choice((0, 1, 2, 5, 12, 30)),
             prompt_logprobs=scored,
             pooling=pooling,
@@ -87,6 +91,17 @@ class Life:
             group=chance.choice(("", f"g{number // 4}")),
             constraint=self.constraint(),
         )
+
+    def images(self, tokens: int) -> tuple[Image, ...]:
+        """Up to three of a few pictures; where they are computed whole they fit into a step, and text follows."""
+        vision, chance, found, behind = self.bench.shape.vision, self.chance, list[Image](), 0
+        while vision.layers and chance.random() < 0.5 and len(found) < 3:
+            start, count = behind + chance.choice((0, 1, 5, 20)), chance.choice((1, 2, 6, 8))
+            behind = start + count
+            if behind < tokens:
+                hash_, patches = chance.choice((b"cat", b"dog", b"owl")), chance.choice((1, 4, 40))
+                found.append(Image(start=start, count=count, hash=hash_, shm="pixels", shape=(patches, 3)))
+        return tuple(found)
 
     def constraint(self) -> Constraint | None:
         """One of a few grammars, some of which can't be compiled."""

@@ -33,7 +33,7 @@ from treadle.core.messages import (
 )
 from treadle.engine.loop import JOB_BEAT_S, MAX_FAILING_STEPS, MAX_RELEASE_TRIES, REST_AFTER_S, EngineLoop
 from treadle.engine.mailbox import Mailbox
-from treadle.engine.owner import OwnerLimits, scheduler_for, serve
+from treadle.engine.owner import OwnerLimits, scheduler_of, serve
 from treadle.runner.base import RunnerBroken
 
 
@@ -47,10 +47,9 @@ class Hand:
         self.mailbox = Mailbox()
         self.said: list[FromOwner] = []
         limits = OwnerLimits(max_running=max_running, prefill_tokens=64)
-        scheduler = scheduler_for(
-            self.runner.capabilities(), limits, self.runner.match_prefix, self.runner.grammar_state
+        self.loop = EngineLoop(
+            self.runner, scheduler_of(self.runner, limits), self.mailbox, self.said.append, lambda: self.now
         )
-        self.loop = EngineLoop(self.runner, scheduler, self.mailbox, self.said.append, lambda: self.now)
 
     def put(self, *messages: Any) -> Hand:
         for message in messages:

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from tests.support.owners import Clock
-from treadle.core.messages import Sampling, Submit
+from treadle.core.messages import Image, Sampling, Submit
 from treadle.engine.quarantine import EXPIRY_S, MAX_ENTRIES, Quarantine
 from treadle.errors import Quarantined
 
@@ -53,6 +53,7 @@ def test_a_retry_is_the_same_request(again):
         with_(logprobs=2),
         with_(prompt_logprobs=0),
         with_(prompt=(1,)),
+        with_(images=(Image(start=1, count=1, hash=b"other", shm="pixels", shape=(4,)),)),
     ],
 )
 def test_what_is_computed_differently_is_another_request(other):

@@ -68,6 +68,9 @@ class ExploredRunner(Inert, HashRunner):
     def grammar_state(self, constraint: Constraint) -> GrammarStatus:
         return HashRunner.grammar_state(self, constraint)
 
+    def has_features(self, hash_: bytes) -> bool:
+        return HashRunner.has_features(self, hash_)
+
     def notify_grammars(self, changed: Callable[[], None]) -> None:
         self.grammar_changed = changed
 

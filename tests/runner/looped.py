@@ -7,7 +7,7 @@ from typing import Any
 from treadle.core.messages import Cancel, FinishReason, FromOwner, Output, StepReport, Submit
 from treadle.engine.loop import EngineLoop
 from treadle.engine.mailbox import Mailbox
-from treadle.engine.owner import OwnerLimits, scheduler_for
+from treadle.engine.owner import OwnerLimits, scheduler_of
 from treadle.runner.model_runner import ModelRunner
 
 
@@ -19,7 +19,7 @@ class Looped:
         self.now = 0.0
         self.outputs: dict[str, list[Output]] = {}
         limits = OwnerLimits(max_running=max_running, prefill_tokens=prefill_tokens)
-        self.scheduler = scheduler_for(runner.capabilities(), limits, runner.match_prefix, runner.grammar_state)
+        self.scheduler = scheduler_of(runner, limits)
         self._loop = EngineLoop(runner, self.scheduler, Mailbox(), self._hear, clock=lambda: self.now)
 
     @property

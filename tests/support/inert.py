@@ -18,6 +18,9 @@ class Inert:
     def grammar_state(self, constraint: Constraint) -> GrammarStatus:
         return READY
 
+    def has_features(self, hash_: bytes) -> bool:
+        return False
+
     def notify_grammars(self, changed: Callable[[], None]) -> None:
         return
 

@@ -108,6 +108,9 @@ class ScriptedRunner:
     def grammar_state(self, constraint: Constraint) -> GrammarStatus:
         return self.grammars.get(constraint.grammar, READY)
 
+    def has_features(self, hash_: bytes) -> bool:
+        return False
+
     def notify_grammars(self, changed: Callable[[], None]) -> None:
         self.grammar_changed = changed
 

@@ -21,7 +21,7 @@ from ..core.messages import Failed, FinishReason, FromOwner, StepReport, Submit
 from ..core.statistics import RunnerStatistics
 from ..engine.loop import EngineLoop
 from ..engine.mailbox import Mailbox
-from ..engine.owner import OwnerLimits, kv_tokens, scheduler_for
+from ..engine.owner import OwnerLimits, kv_tokens, scheduler_of
 from ..runner.base import RunnerBroken
 from ..runner.device import blas
 from ..runner.device.require_mlx import require_mlx
@@ -179,10 +179,7 @@ class Engines:
     def engine_loop(self, size: int) -> EngineLoop:
         """Return the owner's loop for batches of `size`, with the scheduler that a server would have."""
         limits = OwnerLimits(max_running=size, prefill_tokens=self._bench.prefill_tokens)
-        scheduler = scheduler_for(
-            self._runner.capabilities(), limits, self._runner.match_prefix, self._runner.grammar_state
-        )
-        return EngineLoop(self._runner, scheduler, Mailbox(), self._reports.append)
+        return EngineLoop(self._runner, scheduler_of(self._runner, limits), Mailbox(), self._reports.append)
 
     def run_measured(self, engine: Callable[[Prompts], RunRecorder], batch: Prompts) -> tuple[RunRecorder, int]:
         """Run `engine` and return its record and its peak memory in bytes. State of the last run is cleared before."""

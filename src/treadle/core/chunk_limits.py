@@ -17,6 +17,7 @@ class Work(StrEnum):
     PROMPTS = "prompts"
     SCORING = "scoring"  # tokens of prompts, by the scorer
     LOOK_AHEAD = "look-ahead"  # of the scorer, in units
+    IMAGES = "images"  # layers of a vision tower, in units
 
 
 @dataclass(frozen=True)

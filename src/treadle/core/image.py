@@ -1,10 +1,15 @@
-"""Images of a prompt: which tokens stand for them, and where their pixels are."""
+"""Images of a prompt: which tokens stand for them, where their pixels are, and what their encoding costs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import struct
+from collections.abc import Iterable, Sequence
 
 import msgspec
+
+_WORDS = struct.Struct("<4Q")
+_STRIDE = 0x9E3779B97F4A7C15 >> 2
+_MOST = (1 << 62) - 1
 
 
 class Image(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -30,13 +35,78 @@ class Image(msgspec.Struct, frozen=True, omit_defaults=True):
         """The place of the first token behind it."""
         return self.start + self.count
 
+    @property
+    def keys(self) -> tuple[int, ...]:
+        """The numbers that stand for its tokens where prompts are compared: negative, and of its hash and the place.
+        Four of them hold 248 bits of the hash."""
+        words = _WORDS.unpack(self.hash[:32].ljust(32, b"\0"))
+        return tuple(-2 - ((words[i % 4] + i * _STRIDE) & _MOST) for i in range(self.count))
 
-def misplaced(images: Iterable[Image], tokens: int) -> Image | None:
-    """Return the first of `images` that is not behind the one before it, with a token or more, in a prompt of `tokens`
-    tokens; None where all are."""
+
+class VisionCapabilities(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Vision tower of a runner, 0 layers where there is none.
+
+    Images are encoded in up to `layers` pieces. The work of one grows with its patches of `patch` by `patch` pixels; at
+    `quadratic` patches attention among them costs as much as the rest. With `whole` the tokens of an image see each
+    other, so that one chunk computes them all.
+    """
+
+    layers: int = 0
+    patch: int = 1
+    quadratic: int = 1
+    whole: bool = False
+
+    def units(self, image: Image) -> int:
+        """Return the work of a layer for `image`, in tokens' worth: its patches, more of them the further the attention
+        among those of a view outweighs the rest, as a part of all layers."""
+        views, patches = self._patches(image.shape)
+        return max(1, round(views * patches * (1 + patches / self.quadratic) / self.layers))
+
+    def _patches(self, shape: tuple[int, ...]) -> tuple[int, int]:
+        """Return the views of an image, and the patches of each."""
+        match shape:
+            case (views, _, height, width):
+                return views, height * width // self.patch**2
+            case (views, patches, _):
+                return views, patches
+        return 1, shape[0]
+
+
+def fault_of_images(images: Iterable[Image], tokens: int, most: int = 0) -> str:
+    """Return why a prompt of `tokens` tokens can't have `images`; empty where it can. With `most` an image is computed
+    by one chunk, of so many tokens at most."""
     behind = 0
     for image in images:
         if not (behind <= image.start < image.end <= tokens and image.hash):
-            return image
+            return "an image does not stand for tokens of the prompt, in its order"
         behind = image.end
-    return None
+        if most and image.count > most:
+            return f"an image has {image.count} tokens, and a step computes {most}: raise the server's --prefill-tokens"
+        if most and image.end == tokens:
+            return "an image is the end of the prompt: text has to follow it"
+    return ""
+
+
+def unsplit(images: Sequence[Image], start: int, count: int, most: int) -> int:
+    """Return how many of `count` tokens from `start` on a chunk computes so that it splits no image: fewer, or up to
+    `most` where it begins with one."""
+    end = start + count
+    for image in images:
+        if image.start < end < image.end:
+            if start < image.start:
+                return image.start - start
+            return image.end - start if image.end - start <= most else 0
+    return count
+
+
+def keyed(prompt: tuple[int, ...], images: Sequence[Image]) -> tuple[int, ...]:
+    """Return the tokens of `prompt` with the keys of its `images` in place of theirs: where two of them agree, so do
+    the images."""
+    if not images:
+        return prompt
+    keys, behind = list[int](), 0
+    for image in images:
+        keys += prompt[behind : image.start]
+        keys += image.keys
+        behind = image.end
+    return (*keys, *prompt[behind:])

@@ -66,7 +66,7 @@ def _find_leader(seq: Sequence, joined: Collection[Sequence], min_shared: int, *
         return None
     candidates = (other for other in joined if _can_lead(other) and _begins_alike(seq, other, min_shared))
     for leader in islice(candidates, MAX_LEADERS):
-        seq.awaited_tokens = common_prefix(seq.request.prompt, leader.request.prompt)
+        seq.awaited_tokens = common_prefix(seq.keys, leader.keys)
         if leader.committed_tokens < seq.awaited_tokens:
             useful = seq.awaited_tokens - min_shared + 1
             if marked or not _committed_elsewhere(seq, useful, leader, joined):
@@ -81,22 +81,22 @@ def _can_lead(seq: Sequence) -> bool:
 
 def _begins_alike(seq: Sequence, leader: Sequence, min_shared: int) -> bool:
     """Whether the first `min_shared` tokens that the leader had to compute are those of `seq`."""
-    a, b = seq.request, leader.request
+    a, b = seq.keys, leader.keys
     start, end = leader.cached_tokens, leader.cached_tokens + min_shared
-    if end >= min(len(a.prompt), len(b.prompt)) or a.salt != b.salt:
+    if end >= min(len(a), len(b)) or seq.request.salt != leader.request.salt:
         return False
-    return a.prompt[end - 1] == b.prompt[end - 1] and a.prompt[start:end] == b.prompt[start:end]
+    return a[end - 1] == b[end - 1] and a[start:end] == b[start:end]
 
 
 def _committed_elsewhere(seq: Sequence, tokens: int, leader: Sequence, joined: Collection[Sequence]) -> bool:
     """Whether a sequence other than `leader` has committed the first `tokens` tokens of the prompt of `seq`."""
-    prompt = seq.request.prompt
+    prompt = seq.keys
     return any(
         other.committed_tokens >= tokens
         and other is not leader
         and other.sparse is None
         and other.request.salt == seq.request.salt
-        and other.request.prompt[tokens - 1 : tokens] == prompt[tokens - 1 : tokens]
-        and other.request.prompt[:tokens] == prompt[:tokens]
+        and other.keys[tokens - 1 : tokens] == prompt[tokens - 1 : tokens]
+        and other.keys[:tokens] == prompt[:tokens]
         for other in joined
     )

@@ -15,6 +15,7 @@ import msgspec
 
 from .compute_path import ComputePath
 from .image import Image as Image
+from .image import VisionCapabilities as VisionCapabilities
 from .pooling import EmbeddingCapabilities as EmbeddingCapabilities
 from .pooling import Pooling as Pooling
 from .statistics import EngineStatistics
@@ -398,8 +399,9 @@ class StepCapabilities(Message, frozen=True):
 class Capabilities(Message, frozen=True):
     """Description of a runner and its model, in plain values. `context` is the longest sequence in tokens;
     `compute` are the backend and kernels that run the model, with reasons against better ones. `grammars`: constraints
-    can be enforced. `fast_forward`: tokens that one leaves no choice about can be taken several a step. `embedding`:
-    what sequences with `pooling` give."""
+    can be enforced. `fast_forward`: tokens that one leaves no choice about can be taken several a step. `modalities`
+    are what prompts may hold, such as "image", encoded by `vision`; `no_images` says why images are none of them, where
+    the model has a tower. `embedding`: what sequences with `pooling` give."""
 
     model: str
     architecture: str
@@ -412,6 +414,8 @@ class Capabilities(Message, frozen=True):
     kv: KvCapabilities = KvCapabilities()
     steps: StepCapabilities = StepCapabilities()
     modalities: tuple[str, ...] = ("text",)
+    no_images: str = ""
+    vision: VisionCapabilities = VisionCapabilities()
     path: str = "batched"  # or serialized
     grammars: bool = True
     fast_forward: bool = False

@@ -38,6 +38,17 @@ class ScoreChunk(msgspec.Struct, frozen=True):
     count: int
 
 
+class Encode(msgspec.Struct, frozen=True):
+    """Compute `count` layers of the vision tower, behind the first `start` ones, for the image at place `image` of
+    sequence `id`. A `start` of 0 begins anew. With the last layer its features are kept, by its hash, for all sequences
+    that have it."""
+
+    id: str
+    image: int
+    start: int
+    count: int
+
+
 class DecodeRow(msgspec.Struct, frozen=True):
     """Feed the last token of sequence `id`, and up to `drafts` draft tokens behind it. Sample the token at `position`
     (0: the first generated one), and those behind accepted drafts.
@@ -73,8 +84,10 @@ class StepPlan(msgspec.Struct, frozen=True):
     """The work of one step, in the order in which a runner does it. It names tokens by position: the runner has them.
 
     1. `admit`: sequences that join. One that was released may be admitted again, with `history`.
-    2. `prefill`: at most one chunk of a sequence; or `score`: at most one chunk of a prompt that is scored.
-    3. `decode`: sequences whose prompt is complete, also by a last chunk in `prefill`. One that lacks memory may be
+    2. `encode`: layers of images, each image at most once. Chunks of the next steps use their features.
+    3. `prefill`: at most one chunk of a sequence, which has the features of the images that it comes to; or `score`: at
+       most one chunk of a prompt that is scored.
+    4. `decode`: sequences whose prompt is complete, also by a last chunk in `prefill`. One that lacks memory may be
        left out. A sequence with `max_tokens` 0 never decodes; with `pooling` its chunks compute the last token, too.
 
     With `propose` the result says how many draft tokens each decoding sequence could verify next (`RowTokens.ready`).
@@ -86,13 +99,14 @@ class StepPlan(msgspec.Struct, frozen=True):
     decode: tuple[DecodeRow, ...] = ()
     score: tuple[ScoreChunk, ...] = ()
     propose: bool = False
+    encode: tuple[Encode, ...] = ()
 
     @property
     def sequence_ids(self) -> Iterable[str]:
         """The id of each sequence in the plan, once."""
         admitted = (admit.request.id for admit in self.admit)
-        chunks = (*(c.id for c in self.prefill), *(c.id for c in self.score))
-        return dict.fromkeys((*admitted, *chunks, *(d.id for d in self.decode)))
+        chunks = (item.id for items in (self.encode, self.prefill, self.score, self.decode) for item in items)
+        return dict.fromkeys((*admitted, *chunks))
 
     @property
     def verifies(self) -> bool:
@@ -102,7 +116,7 @@ class StepPlan(msgspec.Struct, frozen=True):
     @property
     def idle(self) -> bool:
         """Whether there is nothing to compute."""
-        return not (self.admit or self.prefill or self.decode or self.score)
+        return not (self.admit or self.encode or self.prefill or self.decode or self.score)
 
 
 class RowTokens(msgspec.Struct, frozen=True):

@@ -11,16 +11,18 @@ import msgspec
 
 from .block_budget import BlockBudget
 from .chunk_limits import Work
+from .encodings import Encodings
+from .image import unsplit
 from .inflight_prefix import checkpoints, waits_for_prefix
 from .messages import Sharing
 from .outputs import Outputs
-from .plan import MAX_SCORED_TOKENS, Admit, DecodeRow, PrefillChunk, StepPlan
+from .plan import MAX_SCORED_TOKENS, Admit, DecodeRow, Encode, PrefillChunk, ScoreChunk, StepPlan
 from .preemption import DecodeDemand, allocate
 from .prefill_budget import PrefillBudget
 from .scheduler_counters import SchedulerCounters
 from .sequence import Sequence
 from .shared_blocks import shared_blocks
-from .spec_prefill import Scoring, SpecPrefill
+from .spec_prefill import SpecPrefill
 from .states import State
 from .step_times import Charge
 
@@ -42,7 +44,9 @@ def no_prefix(admit: Admit) -> int:
 
 class PlanBuilder:
     """Builds plans. `match` returns how many tokens of a joining sequence the runner has cached. Sequences wait for
-    prefixes of `min_shared` tokens or more that others compute (0: they never wait), shared as `sharing` says."""
+    prefixes of `min_shared` tokens or more that others compute (0: they never wait), shared as `sharing` says. Steps
+    with layers of `encodings` and steps with chunks of prompts take turns, where both are wanted. `whole_images`: no
+    chunk splits an image."""
 
     def __init__(
         self,
@@ -55,11 +59,16 @@ class PlanBuilder:
         min_shared: int,
         sharing: Sharing,
         draft_tokens: int,
+        encodings: Encodings,
+        whole_images: bool,
     ) -> None:
         self._match = match
         self._min_shared = min_shared
         self._sharing = sharing
         self._draft_tokens = draft_tokens
+        self._encodings = encodings
+        self._whole_images = whole_images
+        self._encoded_last = False
         self._prefill_budget = prefill_budget
         self._counters = counters
         self._outputs = outputs
@@ -86,22 +95,29 @@ class PlanBuilder:
         decoding = allocate(demand, budget)
         active = self._active(running)
         joins: tuple[Admit, ...] = ()
+        encodes: tuple[Encode, ...] = ()
         chunks: list[PrefillChunk] = []
-        on_credit, scoring = 1.0, Scoring(Work.PROMPTS)
+        on_credit, work, units = 1.0, Work.PROMPTS, 0
+        scores: tuple[ScoreChunk, ...] = ()
         if len(decoding) < len(active):
             demanded = set(demand.sequences)
             joins = tuple(self._joins(active, budget))
             waiting = [seq for seq in active if not seq.joined and seq.prefix_leader is not None]
             active = [seq for seq in active if seq.joined]
-            prompts = self._prompts(active, budget)
-            scoring = self._scoring(active, prompts, step)
-            if scoring.work is Work.PROMPTS:
+            prompts, candidates = self._prompts(active, budget), self._spec_prefill.candidates(active)
+            encodes, units = self._encodes(active, may_wait=bool(prompts or candidates))
+            if encodes:
+                work = Work.IMAGES
+            elif candidates and not any(_turn(seq) < _turn(candidates[0]) for seq in prompts):
+                work, scores = self._scoring(candidates, active, step)
+            else:
                 chunks, on_credit = self._chunks(prompts, active, budget, step, waiting)
+            self._encoded_last = bool(encodes) or (self._encoded_last and not (scores or chunks))
             newly = (seq for seq in active if seq not in demanded and seq.decodes_after(step - 1))
             decoding.update(seq for seq in newly if budget.allocate(seq.num_computed_tokens))
         decode = tuple(self._decode(seq, step, budget, drafts) for seq in active if seq in decoding)
-        plan = StepPlan(step=step, admit=joins, prefill=tuple(chunks), decode=decode, score=scoring.chunks)
-        return plan, self._charge(plan, on_credit, active, scoring.work)
+        plan = StepPlan(step=step, admit=joins, prefill=tuple(chunks), decode=decode, score=scores, encode=encodes)
+        return plan, self._charge(plan, on_credit, active, work, units)
 
     def _active(self, running: Collection[Sequence]) -> list[Sequence]:
         """Return all running sequences; with suspects among them, the first suspect and those that are none."""
@@ -140,6 +156,7 @@ class PlanBuilder:
         seq.num_computed_tokens = seq.committed_tokens = seq.cached_tokens = cached
         budget.free = max(0, budget.free - max(0, budget.blocks(cached) - shared))
         self._counters.cached_tokens += cached
+        self._encodings.join(seq)
         skipped = 0 if seq.sparse is None else seq.sparse.skipped
         return msgspec.structs.replace(admit, cached_tokens=cached, skipped=skipped)
 
@@ -151,17 +168,27 @@ class PlanBuilder:
             raise SequenceFault(admit.request.id) from error
 
     def _prompts(self, active: Collection[Sequence], budget: BlockBudget) -> list[Sequence]:
-        """Return the sequences that have something to prefill, in turn order. One without free blocks gets nothing, or
-        its turn would come again and again."""
-        left = (seq for seq in active if seq.prefill_left > 0 and not seq.scores)
-        seqs = [seq for seq in left if budget.capacity(seq.num_computed_tokens) > 0]
-        return sorted(seqs, key=_turn)
+        """Return the sequences that have something to prefill, in turn order. One without free blocks for a token, or
+        for the image that comes next, gets nothing, or its turn would come again and again."""
+        return sorted((seq for seq in active if not seq.scores and self._has_room(seq, budget)), key=_turn)
 
-    def _scoring(self, active: Collection[Sequence], prompts: Collection[Sequence], step: int) -> Scoring:
-        """Plan what the step scores, unless it is the turn of `prompts` that are prefilled. Raises SequenceFault."""
-        candidates = self._spec_prefill.candidates(active)
-        if not candidates or any(_turn(seq) < _turn(candidates[0]) for seq in prompts):
-            return Scoring(Work.PROMPTS)
+    def _has_room(self, seq: Sequence, budget: BlockBudget) -> bool:
+        least = seq.least_chunk if self._whole_images else 1
+        return seq.prefill_ready > 0 and budget.capacity(seq.num_computed_tokens) >= least
+
+    def _encodes(self, active: Collection[Sequence], *, may_wait: bool) -> tuple[tuple[Encode, ...], int]:
+        """Plan layers of images, and return their units, unless it is the turn of prompts that `may_wait` for them."""
+        waiting = sum(bool(seq.awaited_images) for seq in active)
+        if not waiting or (self._encoded_last and may_wait):
+            return (), 0
+        decoding = sum(seq.decodes for seq in active)
+        units = self._prefill_budget.budget(prefilling=waiting, decoding=decoding, work=Work.IMAGES)
+        return self._encodings.plan(active, units) if units else ((), 0)
+
+    def _scoring(
+        self, candidates: list[Sequence], active: Collection[Sequence], step: int
+    ) -> tuple[Work, tuple[ScoreChunk, ...]]:
+        """Plan what the step scores, and of which kind of work that is. Raises SequenceFault."""
         decoding = sum(seq.decodes for seq in active)
         try:
             return self._spec_prefill.plan(candidates, self._prefill_budget, decoding=decoding, step=step)
@@ -181,20 +208,28 @@ class PlanBuilder:
         if not seqs:
             return [], 1.0
         shares = self._prefill_budget.split(
-            [seq.prefill_left for seq in seqs],
+            [seq.prefill_ready for seq in seqs],
             decoding=sum(seq.decodes for seq in active),
             awaiting=len(waiting),
             forced=_on_credit(seqs, active),
         )
-        chunks, scores_left = [], MAX_SCORED_TOKENS
+        chunks, scores_left, left = [], MAX_SCORED_TOKENS, self._prefill_budget.max_tokens
         for seq, share in zip(seqs, shares.tokens, strict=True):
             if seq.request.prompt_logprobs is not None:
                 share = min(share, scores_left)
                 scores_left -= share
-            if count := min(share, budget.capacity(seq.num_computed_tokens)):
+            if count := self._unsplit(seq, min(share, budget.capacity(seq.num_computed_tokens)), budget, left):
                 budget.allocate(seq.num_computed_tokens, count)
                 chunks.append(self._chunk(seq, count, step, waiting))
+                left -= count
         return chunks, shares.on_credit
+
+    def _unsplit(self, seq: Sequence, count: int, budget: BlockBudget, left: int) -> int:
+        """Return how many tokens to compute in place of `count`, so that no image is split; at most `left`."""
+        if not (self._whole_images and seq.request.images and count):
+            return count
+        most = min(left, budget.capacity(seq.num_computed_tokens), seq.prefill_ready)
+        return unsplit(seq.request.images, seq.num_computed_tokens, min(count, most), most)
 
     def _chunk(self, seq: Sequence, count: int, step: int, waiting: Collection[Sequence]) -> PrefillChunk:
         marks = checkpoints(seq, waiting) if self._sharing.marks else ()
@@ -207,9 +242,9 @@ class PlanBuilder:
             self._counters.prompt_tokens += count
         return chunk
 
-    def _charge(self, plan: StepPlan, on_credit: float, active: Iterable[Sequence], work: Work) -> Charge:
-        if plan.score:
-            units = sum(chunk.count for chunk in plan.score)
+    def _charge(self, plan: StepPlan, on_credit: float, active: Iterable[Sequence], work: Work, units: int) -> Charge:
+        if work is not Work.PROMPTS:
+            units += sum(chunk.count for chunk in plan.score)
             return self._prefill_budget.charge(units, decoding=len(plan.decode), work=work)
         tokens = {chunk.id: chunk.count for chunk in plan.prefill}
         if not tokens:

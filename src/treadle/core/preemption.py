@@ -1,8 +1,8 @@
 """Allocation of cache blocks to decoding sequences, and the choice of victims when there are too few.
 
-Every decoding sequence demands the block of its next token. One block more is reserved for the sequence with the best
-rank while it prefills: otherwise the growth of newer sequences could hold its prompt up until they end. When blocks
-are short, sequences are served by rank and the rest skip the step.
+Every decoding sequence demands the block of its next token. One block more, or those of the image that comes next, are
+reserved for the sequence with the best rank while it prefills: otherwise the growth of newer sequences could hold its
+prompt up until they end. When blocks are short, sequences are served by rank and the rest skip the step.
 """
 
 from __future__ import annotations
@@ -28,8 +28,10 @@ class DecodeDemand:
         return self.blocks + self.reserved - budget.free
 
 
-def decode_demand(running: Collection[Sequence], last_step: int, budget: BlockBudget) -> DecodeDemand:
-    """Return the demand of the step after `last_step`."""
+def decode_demand(
+    running: Collection[Sequence], last_step: int, budget: BlockBudget, *, whole_images: bool = False
+) -> DecodeDemand:
+    """Return the demand of the step after `last_step`. `whole_images`: one chunk computes all tokens of an image."""
     sequences = [seq for seq in running if seq.decodes_after(last_step) and seq.joined]
     size = budget.block_size
     blocks = sum(seq.num_computed_tokens % size == 0 for seq in sequences)
@@ -37,7 +39,7 @@ def decode_demand(running: Collection[Sequence], last_step: int, budget: BlockBu
     if budget.limited and len(sequences) < len(running):
         first = min((seq for seq in running if seq.joined), key=_rank, default=None)
         if first is not None and first.prefill_left > 0:
-            reserved = budget.growth(first.num_computed_tokens)
+            reserved = budget.growth(first.num_computed_tokens, first.least_chunk if whole_images else 1)
     return DecodeDemand(sequences, blocks, reserved)
 
 

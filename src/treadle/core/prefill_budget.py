@@ -18,6 +18,9 @@
    the overhead of a pass, up to `LONGEST_CHUNK_S`: where reading the weights takes a tenth of a second, shorter chunks
    would do little else.
 
+6. A step computes layers of images in place of prompts, where they have their turn. They are paid like chunks, from the
+   same credit, and take no longer.
+
 `StepTimes` learns what decode steps and chunks take. The cost of a chunk is `overhead + tokens * per_token`, fitted to
 measured steps, separately for chunks with a pass of their own and for those beside decoding sequences, which read the
 weights anyway.

@@ -28,10 +28,11 @@ from .block_budget import BlockBudget, OptimisticAdmission, TokenReservations
 from .chunk_limits import Work
 from .draft_budget import DraftBudget
 from .early_cancels import EarlyCancels
+from .encodings import IMAGE_LIMITS, Encodings, HasFeatures, no_features
 from .finishes import cancelled, failed, too_big
 from .grammar_state import GrammarLookup, no_grammars
 from .grammar_wait import GrammarWait
-from .image import misplaced
+from .image import fault_of_images
 from .inflight_step import InFlightStep
 from .integrity import check, check_books
 from .messages import Cancel, Finish, FinishReason, Output, Submit
@@ -60,7 +61,7 @@ class Scheduler:
     `match` returns how many tokens of a joining sequence the runner has cached (`Runner.match_prefix`), `grammar` the
     state of a constraint's grammar (`Runner.grammar_state`). `drafts` chooses the draft tokens of each step; without it
     sequences have as many as the limits say. `match_scored` returns how many tokens of a prompt the scorer has cached
-    (`Runner.match_scored`).
+    (`Runner.match_scored`), `features` whether the runner keeps an image's (`Runner.has_features`).
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class Scheduler:
         grammar: GrammarLookup = no_grammars,
         drafts: DraftBudget | None = None,
         match_scored: MatchScored = not_scored,
+        features: HasFeatures = no_features,
     ) -> None:
         self.limits = limits
         min_shared = MIN_SHARED_TOKENS if limits.prefix_cache else 0
@@ -82,12 +84,13 @@ class Scheduler:
         self._outputs = Outputs()
         self._grammar_wait = GrammarWait(self._queue, grammar, self._outputs)
         self._spec_prefill = SpecPrefill(limits.spec_prefill, self._outputs, match_scored)
-        others = self._spec_prefill.limits(limits.prefill_tokens)
+        others = {**self._spec_prefill.limits(limits.prefill_tokens), Work.IMAGES: IMAGE_LIMITS}
         self._prefill_budget = PrefillBudget(limits.prefill_tokens, limits.prefill_quantum, limits.chunk_sizes, others)
         self._order = 0
         self._stuck = 0
         self._counters = SchedulerCounters()
         self._speculation = Speculation(drafts, lookahead=limits.lookahead, resolved=limits.drafts_resolved)
+        self._encodings = Encodings(limits.vision, features)
         self._plan_builder = PlanBuilder(
             match,
             self._prefill_budget,
@@ -97,6 +100,8 @@ class Scheduler:
             min_shared=min_shared,
             sharing=limits.sharing,
             draft_tokens=limits.draft_tokens,
+            encodings=self._encodings,
+            whole_images=limits.vision.whole,
         )
 
     # Arrivals ---------------------------------------------------------------------------------------------------
@@ -115,13 +120,19 @@ class Scheduler:
             self._end(seq, failed("invalid_request", "the prompt is empty: send at least one token"))
         elif request.pooling is not None and request.max_tokens:
             self._end(seq, failed("invalid_request", "a pooled sequence generates nothing: max_tokens must be 0"))
-        elif misplaced(request.images, len(request.prompt)) is not None:
-            self._end(seq, failed("invalid_request", "an image does not stand for tokens of the prompt, in its order"))
+        elif request.images and (fault := self._fault_of_images(request)):
+            self._end(seq, failed("invalid_request", fault))
         elif 0 < self.limits.capacity < seq.max_num_tokens:
             self._end(seq, too_big(seq, self.limits.capacity))
         else:
             self._spec_prefill.arrived(seq)
             self._grammar_wait.enqueue(seq)
+
+    def _fault_of_images(self, request: Submit) -> str:
+        if not self.limits.vision.layers:
+            return "this model takes no images"
+        most = self.limits.prefill_tokens if self.limits.vision.whole else 0
+        return fault_of_images(request.images, len(request.prompt), most)
 
     def cancel(self, message: Cancel, now: float) -> None:
         """Cancel a sequence. Idempotent; an unknown id is remembered for EARLY_CANCEL_S, an ended one ignored."""
@@ -157,7 +168,7 @@ class Scheduler:
             for seq, message in self._grammar_wait.ask():
                 self._end(seq, failed("invalid_grammar", message))
         running = self._running.values()
-        demand = decode_demand(running, self._counters.steps, budget)
+        demand = decode_demand(running, self._counters.steps, budget, whole_images=self.limits.vision.whole)
         shortfall = demand.shortfall(budget)
         if self._in_flight and (shortfall > 0 or self._has_suspects() or self._speculation.blocks(self._in_flight)):
             return StepPlan(step=self._counters.steps + 1)
@@ -222,9 +233,8 @@ class Scheduler:
             if seq in guilty:
                 self._end(seq, failed("engine_step_failed", f"the step failed on this request: {message}"))
             else:
-                seq.rewind()
+                self._rewind(seq)
                 seq.suspect = not guilty
-                self._released_ids.append(seq.id)
         return self.flush()
 
     def recover_planning(self, message: str, id_: str | None = None) -> tuple[Output, ...]:
@@ -238,12 +248,12 @@ class Scheduler:
         running = list(self._running.values())
         guilty = self._running.get(id_) if id_ else next((seq for seq in running if seq.suspect), None)
         for seq in running:
-            self._released_ids.append(seq.id)
             if seq is guilty:
-                seq.joined = False  # its id is to be released already
+                seq.joined = False  # its id is released whether it has joined or not
+                self._released_ids.append(seq.id)
                 self._end(seq, failed("engine_step_failed", f"planning failed on this request: {message}"))
             else:
-                seq.rewind()
+                self._rewind(seq)
                 seq.suspect = seq.suspect or guilty is None
         return self.flush()
 
@@ -290,8 +300,8 @@ class Scheduler:
         """Return a snapshot of counts and times."""
         waits_s = [now - seq.arrived for seq in self._queue.waiting]
         running, held, speculation = self._running.values(), len(self._queue.held), self._speculation.statistics()
-        spec_prefill = self._spec_prefill.statistics(running)
-        return self._counters.statistics(running, waits_s, held, speculation, spec_prefill, runner, step_s)
+        spec_prefill, vision = self._spec_prefill.statistics(running), self._encodings.statistics()
+        return self._counters.statistics(running, waits_s, held, speculation, spec_prefill, vision, runner, step_s)
 
     def _has_suspects(self) -> bool:
         return any(seq.suspect for seq in self._running.values())
@@ -352,6 +362,7 @@ class Scheduler:
     def _preempt(self, seqs: list[Sequence], now: float) -> bool:
         """Preempt `seqs`. Return whether there are any."""
         for seq in seqs:
+            self._encodings.leave(seq)
             seq.preempt(now)
             del self._running[seq.id]
             self._released_ids.append(seq.id)
@@ -365,9 +376,16 @@ class Scheduler:
         self._counters.count_finish(finish.reason)
         del self._sequences[seq.id]
         self._early_cancels.ended(seq.id)
+        self._encodings.leave(seq)
         if self._running.pop(seq.id, None) is not None and seq.joined:
             self._released_ids.append(seq.id)
         self._queue.remove(seq)
+
+    def _rewind(self, seq: Sequence) -> None:
+        """Compute `seq` again from its tokens, once the runner has released it."""
+        self._encodings.leave(seq)
+        seq.rewind()
+        self._released_ids.append(seq.id)
 
     def _discard_from(self, plan: StepPlan) -> dict[Sequence, None]:
         """Take `plan` and all after it out of flight. Return their sequences, each once."""
@@ -375,6 +393,7 @@ class Scheduler:
         while True:
             step = self._in_flight.pop()
             self._prefill_budget.void(step.charge)
+            self._encodings.void(step.plan, step.sequences)
             seqs = dict.fromkeys((*step.sequences.values(), *seqs))
             if step.plan is plan:
                 return seqs
@@ -387,8 +406,7 @@ class Scheduler:
             return
         seq.may_reuse = False
         if seq.request.constraint is None:
-            seq.rewind()
-            self._released_ids.append(id_)
+            self._rewind(seq)
         else:
             self._preempt([seq], seq.arrived)  # it waits until its grammar is compiled again
 
@@ -402,10 +420,13 @@ class Scheduler:
             mixed_s=result.mixed_s,
             following=self._in_flight[0].charge if self._in_flight else None,
         )
-        if step.charge.work is Work.PROMPTS:
-            self._counters.prefill_s += prefill_s
-        else:
-            self._spec_prefill.scoring_s += prefill_s
+        match step.charge.work:
+            case Work.PROMPTS:
+                self._counters.prefill_s += prefill_s
+            case Work.IMAGES:
+                self._encodings.encode_s += prefill_s
+            case _:
+                self._spec_prefill.scoring_s += prefill_s
         self._counters.decode_s += decode_s
         self._speculation.looked(len(step.plan.decode), result.proposing_s)
 

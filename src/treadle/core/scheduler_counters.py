@@ -8,7 +8,13 @@ from dataclasses import dataclass
 from .messages import FinishReason
 from .sequence import Sequence
 from .states import State
-from .statistics import EngineStatistics, RunnerStatistics, SpecPrefillStatistics, SpeculationStatistics
+from .statistics import (
+    EngineStatistics,
+    RunnerStatistics,
+    SpecPrefillStatistics,
+    SpeculationStatistics,
+    VisionStatistics,
+)
 
 
 @dataclass(slots=True)
@@ -47,6 +53,7 @@ class SchedulerCounters:
         awaiting_grammar: int,
         speculation: SpeculationStatistics,
         spec_prefill: SpecPrefillStatistics,
+        vision: VisionStatistics,
         runner: RunnerStatistics,
         step_s: float,
     ) -> EngineStatistics:
@@ -73,5 +80,6 @@ class SchedulerCounters:
             decode_s=self.decode_s,
             speculation=speculation,
             spec_prefill=spec_prefill,
+            vision=vision,
             runner=runner,
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from .messages import Sharing, SpecPrefillCapabilities
+from .messages import Sharing, SpecPrefillCapabilities, VisionCapabilities
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,7 @@ class SchedulerLimits:
     - `draft_tokens`: most draft tokens of a decode row. `drafts_resolved`: a step may follow one that verifies drafts
       before that is applied.
     - `spec_prefill`: prompts that are prefilled in part.
+    - `vision`: the tower that encodes images.
     - `prefix_cache`: the runner reuses prompts, those of running sequences as `sharing` says.
     """
 
@@ -37,6 +38,7 @@ class SchedulerLimits:
     spec_prefill: SpecPrefillCapabilities = field(default_factory=SpecPrefillCapabilities)
     prefix_cache: bool = False
     sharing: Sharing = Sharing.COPIED
+    vision: VisionCapabilities = field(default_factory=VisionCapabilities)
 
     @property
     def capacity(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from .acceptance import MatchedAcceptance
+from .image import keyed
 from .messages import Finish, FinishReason, Submit, TokenLogprob, WaitReason
 from .plan import RowTokens
 from .sparse_prompt import SparsePrompt
@@ -51,9 +52,12 @@ class Sequence:
     awaited_tokens: int = 0  # the length of this prefix
     prefix_peer: Sequence | None = None  # runs and begins with the same tokens, before it joins
     shared_tokens: int = 0  # the number of these tokens
+    awaited_images: dict[int, bytes] = field(default_factory=dict)  # hashes of those without features, by their places
+    keys: tuple[int, ...] = field(init=False)  # its prompt, with keys of images in place of their tokens
 
     def __post_init__(self) -> None:
         self.prompt_tokens = len(self.request.prompt)
+        self.keys = keyed(self.request.prompt, self.request.images)
 
     @classmethod
     def of(cls, request: Submit, *, order: int, now: float) -> Sequence:
@@ -101,6 +105,20 @@ class Sequence:
     def prefill_left(self) -> int:
         """Tokens to compute before the last one can be fed as a decode row."""
         return self.num_tokens + self.tokens_in_flight - self.fed_tokens - self.num_computed_tokens
+
+    @property
+    def prefill_ready(self) -> int:
+        """Of `prefill_left`, the tokens in front of the first image whose features are not computed."""
+        if not self.awaited_images:
+            return self.prefill_left
+        start = self.request.images[min(self.awaited_images)].start
+        return max(0, min(self.prefill_left, start - self.num_computed_tokens))
+
+    @property
+    def least_chunk(self) -> int:
+        """Tokens of the shortest chunk that splits no image: those of the one that comes next, else one."""
+        at = self.num_computed_tokens
+        return next((image.end - at for image in self.request.images if image.start <= at < image.end), 1)
 
     @property
     def position(self) -> int:

@@ -28,12 +28,12 @@ def shared_blocks(seq: Sequence, running: Collection[Sequence], block_size: int)
 
 
 def _closest_peer(seq: Sequence, running: Collection[Sequence], block_size: int) -> Sequence | None:
-    salt, first = seq.request.salt, seq.request.prompt[:block_size]
+    salt, first = seq.request.salt, seq.keys[:block_size]
     dense = (r for r in running if r.joined and r.sparse is None)
-    alike = (r for r in dense if r.request.salt == salt and r.request.prompt[:block_size] == first)
+    alike = (r for r in dense if r.request.salt == salt and r.keys[:block_size] == first)
     peer, seq.shared_tokens = None, 0
     for other in islice(alike, MAX_PEERS):
-        length = common_prefix(seq.request.prompt, other.request.prompt)
+        length = common_prefix(seq.keys, other.keys)
         if length > seq.shared_tokens:
             peer, seq.shared_tokens = other, length
     return peer

@@ -8,7 +8,6 @@ credit, so that decoding sequences wait no longer for them. The scorer's cache g
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from typing import NamedTuple
 
 from .chunk_limits import ChunkLimits, Work
 from .messages import SpecPrefillCapabilities, Submit
@@ -25,13 +24,6 @@ MatchScored = Callable[[Submit], int]
 def not_scored(request: Submit) -> int:
     """Return 0: the scorer has cached nothing of any prompt."""
     return 0
-
-
-class Scoring(NamedTuple):
-    """A part of a step's plan: `chunks` of some kind of `work`."""
-
-    work: Work
-    chunks: tuple[ScoreChunk, ...] = ()
 
 
 class SpecPrefill:
@@ -72,13 +64,14 @@ class SpecPrefill:
             out.kept_tokens = 0 if seq.sparse is None else seq.sparse.kept
 
     def _takes(self, request: Submit) -> bool:
-        """Whether a prompt may be prefilled in part: none whose tokens all have results, or are to be cached."""
+        """Whether a prompt may be prefilled in part: none whose tokens all have results, or are to be cached, and none
+        with images, which the scorer does not see."""
         return (
             bool(self._can.scorer)
             and request.sparse_prefill is not False
             and len(request.prompt) <= self._can.longest
             and request.max_tokens > 0
-            and not request.computes_whole_prompt
+            and not (request.computes_whole_prompt or request.images)
         )
 
     def _begin(self, seq: Sequence, cached: int) -> None:
@@ -108,9 +101,11 @@ class SpecPrefill:
         """Return the blocks of the scorer's cache that a sequence holds in the end."""
         return -(-(len(seq.request.prompt) + LOOK_AHEAD) // self._can.block)
 
-    def plan(self, candidates: list[Sequence], budget: PrefillBudget, *, decoding: int, step: int) -> Scoring:
-        """Plan the scoring of step number `step`, beside `decoding` sequences. Raises what the runner raises when it is
-        asked for cached tokens."""
+    def plan(
+        self, candidates: list[Sequence], budget: PrefillBudget, *, decoding: int, step: int
+    ) -> tuple[Work, tuple[ScoreChunk, ...]]:
+        """Plan the scoring of step number `step`, beside `decoding` sequences, of one kind of work. Raises what the
+        runner raises when it is asked for cached tokens."""
         work = _kind(candidates[0])
         seqs = [seq for seq in candidates if _kind(seq) is work]
         for seq in seqs:
@@ -118,7 +113,7 @@ class SpecPrefill:
             if not seq.sparse.begun:
                 seq.sparse.begun, seq.sparse.units = True, self._match(seq.request) if seq.may_reuse else 0
         shares = budget.split_scoring(work, [_units_left(seq) for seq in seqs], decoding=decoding)
-        return Scoring(work, tuple(_chunk(seq, count, step) for seq, count in zip(seqs, shares, strict=True) if count))
+        return work, tuple(_chunk(seq, count, step) for seq, count in zip(seqs, shares, strict=True) if count)
 
     # Results -----------------------------------------------------------------------------------------------------
 

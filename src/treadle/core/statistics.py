@@ -40,6 +40,27 @@ class DrafterStatistics(msgspec.Struct, frozen=True, omit_defaults=True):
     prefix: PrefixStatistics = PrefixStatistics()
 
 
+class FeatureStatistics(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Features of images that the runner keeps. Since the owner started: images `stored` and `evicted`. Now: images
+    held, and their bytes, of which running sequences need `needed_bytes`."""
+
+    stored: int = 0
+    evicted: int = 0
+    held: int = 0
+    held_bytes: int = 0
+    needed_bytes: int = 0
+
+
+class VisionStatistics(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Statistics of images. Since the owner started: images `encoded`, and those that sequences took over from others
+    (`reused`), without those in cached prefixes; seconds of encoding. Now: images that sequences wait for."""
+
+    encoded: int = 0
+    reused: int = 0
+    encode_s: float = 0.0
+    awaited: int = 0
+
+
 class RunnerStatistics(msgspec.Struct, frozen=True, omit_defaults=True):
     """Memory of the runner in bytes; `kv_bytes` is what running sequences hold."""
 
@@ -50,6 +71,7 @@ class RunnerStatistics(msgspec.Struct, frozen=True, omit_defaults=True):
     prefix: PrefixStatistics = PrefixStatistics()
     grammars: GrammarStatistics = GrammarStatistics()
     drafter: DrafterStatistics = DrafterStatistics()
+    features: FeatureStatistics = FeatureStatistics()
 
 
 class SpeculationStatistics(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -109,4 +131,5 @@ class EngineStatistics(msgspec.Struct, frozen=True, omit_defaults=True):
     decode_s: float = 0.0
     speculation: SpeculationStatistics = SpeculationStatistics()
     spec_prefill: SpecPrefillStatistics = SpecPrefillStatistics()
+    vision: VisionStatistics = VisionStatistics()
     runner: RunnerStatistics = RunnerStatistics()

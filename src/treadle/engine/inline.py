@@ -13,7 +13,7 @@ from .handle import OnExit, OnMessage
 from .in_flight_table import InFlightTable
 from .loop import EngineLoop
 from .mailbox import Mailbox
-from .owner import OwnerLimits, build_runner, close_runner, scheduler_for
+from .owner import OwnerLimits, build_runner, close_runner, scheduler_of
 
 
 class InlineOwner:
@@ -50,8 +50,7 @@ class InlineOwner:
         self.runner = build_runner(self._build, self._send)
         if self.runner is None:
             return
-        can = self.runner.capabilities()
-        scheduler = scheduler_for(can, self._limits, self.runner.match_prefix, self.runner.grammar_state)
+        scheduler = scheduler_of(self.runner, self._limits)
         self.loop = EngineLoop(self.runner, scheduler, self.mailbox, self._send, self._clock, self._table)
         if self._pump:
             loop = asyncio.get_running_loop()
@@ -60,7 +59,7 @@ class InlineOwner:
                 loop.call_soon_threadsafe(self._start_pumping)
 
             self.runner.notify_grammars(pump)
-        self._send(Ready(capabilities=can, pid=os.getpid()))
+        self._send(Ready(capabilities=self.runner.capabilities(), pid=os.getpid()))
 
     def send(self, message: ToOwner) -> None:
         if isinstance(message, Ping):  # it runs on this thread, so it is between two steps

@@ -13,6 +13,7 @@ from collections.abc import Callable
 import msgspec
 
 from ..core.draft_budget import DraftBudget
+from ..core.encodings import HasFeatures, no_features
 from ..core.grammar_state import GrammarLookup, no_grammars
 from ..core.messages import Capabilities, Failed, FromOwner, Loading, Ready, SpeculationCapabilities
 from ..core.plan_builder import MatchPrefix, no_prefix
@@ -51,7 +52,7 @@ def run_owner(
     if runner is None:
         return False
     try:
-        scheduler = scheduler_for(runner.capabilities(), limits, runner.match_prefix, runner.grammar_state)
+        scheduler = scheduler_of(runner, limits)
         loop = EngineLoop(runner, scheduler, mailbox, send, clock, table)
         send(Ready(capabilities=runner.capabilities(), pid=os.getpid(), load_s=clock() - started))
         return serve(loop)
@@ -89,10 +90,14 @@ def build_runner(build: RunnerFactory, send: Send) -> Runner | None:
 
 
 def scheduler_for(
-    can: Capabilities, limits: OwnerLimits, match: MatchPrefix = no_prefix, grammar: GrammarLookup = no_grammars
+    can: Capabilities,
+    limits: OwnerLimits,
+    match: MatchPrefix = no_prefix,
+    grammar: GrammarLookup = no_grammars,
+    features: HasFeatures = no_features,
 ) -> Scheduler:
-    """Create a scheduler for the runner's capabilities; `match` looks up cached prefixes of joining sequences, and
-    `grammar` the states of their grammars."""
+    """Create a scheduler for the runner's capabilities; `match` looks up cached prefixes of joining sequences,
+    `grammar` the states of their grammars, and `features` whether those of an image are kept."""
     speculation = can.steps.speculation
     budget = draft_budget(speculation)
     return Scheduler(
@@ -109,11 +114,18 @@ def scheduler_for(
             drafts_resolved=speculation.lookahead,
             prefix_cache=can.steps.prefix_cache,
             sharing=can.steps.sharing,
+            vision=can.vision,
         ),
         match,
         grammar,
         budget,
+        features=features,
     )
+
+
+def scheduler_of(runner: Runner, limits: OwnerLimits) -> Scheduler:
+    """Create a scheduler that asks `runner`."""
+    return scheduler_for(runner.capabilities(), limits, runner.match_prefix, runner.grammar_state, runner.has_features)
 
 
 def draft_budget(can: SpeculationCapabilities) -> DraftBudget | None:

@@ -44,7 +44,8 @@ class Quarantine:
         sampling = msgspec.structs.replace(request.sampling, seed=0)
         scoring = (request.logprobs, request.prompt_logprobs, request.pooling)
         limits = (request.constraint, request.thinking)
-        parameters = msgspec.msgpack.encode((sampling, *scoring, *limits))
+        images = [(image.start, image.count, image.hash) for image in request.images]
+        parameters = msgspec.msgpack.encode((sampling, *scoring, *limits, images))
         digest = hashlib.blake2b(array("q", request.prompt).tobytes(), key=self._key, digest_size=16)
         digest.update(parameters)
         return digest.digest()

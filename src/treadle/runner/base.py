@@ -55,6 +55,12 @@ class Runner(Protocol):
         called for sequences that compute their whole prompt."""
         ...
 
+    def has_features(self, hash_: bytes) -> bool:
+        """Return whether the features of the image with this hash are kept, or computed by steps that were started.
+        They stay until the plan is started that admits a sequence which needs them, and from then on until it has
+        computed the image's tokens."""
+        ...
+
     def grammar_state(self, constraint: Constraint) -> GrammarStatus:
         """Return the state of a constraint's grammar. The first call begins to compile it, beside the steps. Asked
         before a sequence waits for a slot, and again in each plan that may admit it: one whose grammar is not READY is
@@ -68,6 +74,7 @@ class Runner(Protocol):
     def start(self, plan: StepPlan) -> None:
         """Begin the plan's work. Cached tokens of all admitted sequences are taken over before anything is allocated.
 
+        A row whose image lacks features, or the layers before those of the plan, is named in `evicted`.
         Up to `Capabilities.lookahead` more steps may be started before `finish` is called for the first of them. A row
         that fails in one of those may be in the next ones: there it fails again, or is left out of the result.
         Raises RunnerBroken when nothing can be trusted any more; any other exception fails this plan's rows only.

@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from ..core.grammar_state import NO_GRAMMARS, GrammarStatus
 from ..core.messages import BlockEvent, Capabilities, Constraint
 from ..core.plan import Admit, DecodeRow, DraftTrial, PrefillChunk, RowScores, StepPlan, StepResult
-from ..core.statistics import RunnerStatistics
+from ..core.statistics import FeatureStatistics, RunnerStatistics
 from ..grammar.compiler import GrammarCompiler
 from .admission import Admission
 from .base import Job, JobContext
@@ -131,6 +131,10 @@ class ModelRunner:
         """Return the state of a constraint's grammar, which is compiled in the background."""
         return self._grammars.state(constraint)
 
+    def has_features(self, hash_: bytes) -> bool:
+        """Return whether the features of the image with this hash are kept."""
+        return False
+
     def notify_grammars(self, changed: Callable[[], None]) -> None:
         """Call `changed`, from a background thread, whenever a grammar has been compiled or has failed."""
         self._grammars.notify(changed)
@@ -205,6 +209,7 @@ class ModelRunner:
             prefix=self._backend.statistics(),
             grammars=self._grammars.statistics,
             drafter=self._speculation.statistics(),
+            features=FeatureStatistics(),
         )
 
     def watch_blocks(self, salt: str, on: bool) -> None:
