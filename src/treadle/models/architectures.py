@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
+_RENAMED = frozenset({"smolvlm", "idefics3", "lfm2_vl"})
+"""Types whose language models mlx-lm has, under other names (`runner/mlxlm/vision_text`)."""
 _TYPES, _CLASSES = "MODEL_REMAPPING", "MODEL_ARCHITECTURE_REMAPPING"
 
 
@@ -21,6 +23,8 @@ def is_known(config: Mapping[str, Any]) -> bool | None:
         return None
     tables = _tables(folder)
     kind, classes = config.get("model_type"), config.get("architectures") or ()
+    if kind in _RENAMED:
+        return True
     names = (classes,) if isinstance(classes, str) else classes if isinstance(classes, list) else ()
     renamed = next((to for name in names if isinstance(name, str) and (to := tables[_CLASSES].get((kind, name)))), None)
     name = renamed or tables[_TYPES].get(kind, kind)

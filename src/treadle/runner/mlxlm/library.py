@@ -24,6 +24,7 @@ from .latent import by_heads
 from .mtp import load_head
 from .own_attention import route
 from .recurrent import RecurrentState, recurrent_states
+from .vision_text import renames, text_classes
 
 MODULES = ("mlx_lm.utils", "mlx_lm.models.cache", "mlx_lm.models.base")
 
@@ -40,9 +41,9 @@ class MlxLm:
     def load(self, folder: Path, *, headless: bool = False) -> tuple[Any, dict[str, Any]]:
         """The model, its weights not yet read, and its config. Loads no tokenizer and runs no code of the folder. With
         `headless` the weights are those of the decoder without its output head; its embeddings stand for the head."""
-        more = (
-            {} if not headless else {"model_config": {"tie_word_embeddings": True}, "get_model_classes": self._headless}
-        )
+        more: dict[str, Any] = {"get_model_classes": self._classes}
+        if headless:
+            more = {"model_config": {"tie_word_embeddings": True}, "get_model_classes": self._headless}
         model, config = self._utils.load_model(folder, lazy=True, strict=True, trust_remote_code=False, **more)
         return model, dict(config)
 
@@ -50,8 +51,11 @@ class MlxLm:
         """The MTP head in `folder` for the model `target`, to be finished by `finish_head`. Raises NoHead."""
         return load_head(self._utils, folder, target, config)
 
+    def _classes(self, config: dict[str, Any]) -> tuple[Any, Any]:
+        return text_classes(self._utils, config) if renames(config) else self._utils._get_classes(config)
+
     def _headless(self, config: dict[str, Any]) -> tuple[type, type]:
-        model, arguments = self._utils._get_classes(config)
+        model, arguments = self._classes(config)
         return headless(model), arguments
 
     def field_types(self, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -61,7 +65,7 @@ class MlxLm:
         found: dict[str, Any] = {}
         for part in (config, text if isinstance(text, Mapping) else {}):
             with suppress(Exception):  # of a config that names no architecture, or of the architecture's module
-                arguments = self._utils._get_classes(dict(part))[1]
+                arguments = self._classes(dict(part))[1]
                 found |= get_type_hints(arguments)
         return found
 
