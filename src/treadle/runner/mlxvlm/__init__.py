@@ -1,0 +1,14 @@
+"""Adapter to mlx-vlm, the only package that uses it: vision towers and projectors, none of its language models.
+
+mlx-vlm is optional (`treadle[vision]`). `connect` checks what a family needs of it; where that is missing or different,
+the model serves text, and status says why it takes no images.
+"""
+
+from __future__ import annotations
+
+from .families import Encoded, VisionFamily, family_of
+from .library import MlxVlm, NoTower, connect
+from .tower import LazyImage, Tower
+from .weights import load_parts
+
+__all__ = ["Encoded", "LazyImage", "MlxVlm", "NoTower", "Tower", "VisionFamily", "connect", "family_of", "load_parts"]

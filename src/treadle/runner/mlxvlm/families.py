@@ -1,0 +1,154 @@
+"""Families of vision models: how mlx-vlm's tower of each is called, and what its features are to the language model.
+
+`encode` runs mlx-vlm's own modules; MLX computes nothing before it is asked to, so `tower` can do that piece by piece.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import mlx.core as mx
+
+Grid = Sequence[Sequence[int]]
+
+
+class Encoded(NamedTuple):
+    """Features `rows` (m, D) of an image, one for each of its placeholders, and what is added to them behind the first
+    layers of the language model, (m, D) each."""
+
+    rows: Any
+    deepstack: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True)
+class VisionFamily:
+    """A family, by mlx-vlm's `module`.
+
+    `parts` are the attributes of mlx-vlm's model that encode images, and `blocks` is where the first of them keeps its
+    layers. `encode` maps the model, pixels and the grid of an image (`core.image.Image`) to features. `axes`: positions
+    of images have three axes. `whole`: tokens of an image see each other, for a configuration. `scaled`: the language
+    model multiplies embeddings by the root of their size, and features are not to be. `pads`: parts of the language
+    model that read token ids read 0 for placeholders.
+    """
+
+    module: str
+    parts: tuple[str, ...]
+    blocks: str
+    encode: Callable[[Any, Any, Grid], Encoded]
+    axes: bool = False
+    whole: Callable[[Mapping[str, Any]], bool] = lambda config: False
+    scaled: bool = False
+    pads: bool = False
+    casts: bool = False
+
+
+def family_of(config: Mapping[str, Any]) -> VisionFamily | None:
+    """Return the family of a model by its configuration; None where it is for text alone, or not known."""
+    vision = config.get("vision_config")
+    if not isinstance(vision, Mapping) or not vision:
+        return None
+    kind = config.get("model_type")
+    if kind == "llava" and vision.get("model_type") == "pixtral":
+        kind = "pixtral"
+    return _FAMILIES.get(str(kind))
+
+
+def _qwen2_5(model: Any, pixels: Any, grid: Grid) -> Encoded:
+    return Encoded(model.vision_tower(pixels, mx.array([list(size) for size in grid])))
+
+
+def _qwen3(model: Any, pixels: Any, grid: Grid) -> Encoded:
+    rows, deepstack = model.vision_tower(pixels, mx.array([list(size) for size in grid]))
+    return Encoded(rows, tuple(deepstack))
+
+
+def _gemma3(model: Any, pixels: Any, grid: Grid) -> Encoded:
+    last, _, _ = model.vision_tower(pixels.transpose(0, 2, 3, 1), output_hidden_states=True)
+    return Encoded(_flat(model.multi_modal_projector(last)))
+
+
+def _gemma4(model: Any, pixels: Any, grid: Grid) -> Encoded:
+    return Encoded(_flat(model.embed_vision(model.vision_tower(pixels))))
+
+
+def _mistral3(model: Any, pixels: Any, grid: Grid) -> Encoded:
+    *_, states = model.vision_tower(pixels.transpose(0, 2, 3, 1), output_hidden_states=True, image_sizes=grid)
+    return Encoded(_flat(model.multi_modal_projector(_selected(model, states)[0], grid)))
+
+
+def _pixtral(model: Any, pixels: Any, grid: Grid) -> Encoded:
+    *_, states = model.vision_tower(pixels.transpose(0, 2, 3, 1), output_hidden_states=True, image_sizes=grid)
+    return Encoded(_flat(model.multi_modal_projector(_selected(model, states))))
+
+
+def _llava(model: Any, pixels: Any, grid: Grid) -> Encoded:
+    *_, states = model.vision_tower(pixels.transpose(0, 2, 3, 1), output_hidden_states=True)
+    return Encoded(_flat(model.multi_modal_projector(_selected(model, states))))
+
+
+def _idefics3(model: Any, pixels: Any, grid: Grid) -> Encoded:
+    views, _, height, width = pixels.shape
+    patch = model.config.vision_config.patch_size
+    whole = mx.ones((views, height // patch, width // patch), mx.bool_)
+    last, *_ = model.vision_model(pixels.transpose(0, 2, 3, 1), patch_attention_mask=whole, output_hidden_states=True)
+    return Encoded(_flat(model.connector(last)))
+
+
+def _lfm2(model: Any, pixels: Any, grid: Grid) -> Encoded:
+    shapes = mx.array([list(size) for size in grid])
+    mask = (mx.arange(pixels.shape[1])[None] < mx.prod(shapes, axis=1, keepdims=True)).astype(mx.int32)
+    parts = model.encode_images(pixels, spatial_shapes=shapes, pixel_attention_mask=mask)
+    return Encoded(mx.concatenate(parts))
+
+
+def _selected(model: Any, states: Sequence[Any]) -> Any:
+    """The hidden states (1, patches, D) of the layer, or side by side of the layers, that the projector reads; without
+    the class token where the model's strategy says so."""
+    layers, first = model.vision_feature_layer, 0
+    if getattr(model, "vision_feature_select_strategy", "full") == "default":
+        first = 1
+    chosen = [states[layer][:, first:] for layer in ([layers] if isinstance(layers, int) else layers)]
+    return chosen[0] if len(chosen) == 1 else mx.concatenate(chosen, axis=-1)
+
+
+def _flat(rows: Any) -> Any:
+    return rows.reshape(-1, rows.shape[-1])
+
+
+def _text(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    found = config.get("text_config")
+    return found if isinstance(found, Mapping) else {}
+
+
+_PROJECTED = ("vision_tower", "multi_modal_projector")
+_QWEN3 = VisionFamily("qwen3_vl", ("vision_tower",), "blocks", _qwen3, axes=True, casts=True)
+_PIXTRAL_BLOCKS = "vision_model.transformer.layers"
+_SIGLIP_BLOCKS = "vision_model.encoder.layers"
+_FAMILIES = {
+    "qwen2_5_vl": VisionFamily("qwen2_5_vl", ("vision_tower",), "blocks", _qwen2_5, axes=True, casts=True),
+    "qwen3_vl": _QWEN3,
+    "qwen3_vl_moe": VisionFamily("qwen3_vl_moe", ("vision_tower",), "blocks", _qwen3, axes=True, casts=True),
+    "qwen3_5": VisionFamily("qwen3_5", ("vision_tower",), "blocks", _qwen3, axes=True, casts=True),
+    "qwen3_5_moe": VisionFamily("qwen3_5_moe", ("vision_tower",), "blocks", _qwen3, axes=True, casts=True),
+    "gemma3": VisionFamily(
+        "gemma3", _PROJECTED, _SIGLIP_BLOCKS, _gemma3, whole=lambda config: True, scaled=True, casts=True
+    ),
+    "gemma4": VisionFamily(
+        "gemma4",
+        ("vision_tower", "embed_vision"),
+        "encoder.layers",
+        _gemma4,
+        whole=lambda config: _text(config).get("use_bidirectional_attention") == "vision",
+        scaled=True,
+        pads=True,
+    ),
+    "mistral3": VisionFamily("mistral3", _PROJECTED, _PIXTRAL_BLOCKS, _mistral3),
+    "pixtral": VisionFamily("pixtral", _PROJECTED, _PIXTRAL_BLOCKS, _pixtral),
+    "llava": VisionFamily("llava", _PROJECTED, _SIGLIP_BLOCKS, _llava, casts=True),
+    "smolvlm": VisionFamily("smolvlm", ("vision_model", "connector"), "encoder.layers", _idefics3),
+    "idefics3": VisionFamily("idefics3", ("vision_model", "connector"), "encoder.layers", _idefics3),
+    "lfm2_vl": VisionFamily("lfm2_vl", _PROJECTED, "encoder.layers", _lfm2),
+    "lfm2-vl": VisionFamily("lfm2_vl", _PROJECTED, "encoder.layers", _lfm2),
+}

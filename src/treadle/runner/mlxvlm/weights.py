@@ -1,0 +1,87 @@
+"""Weights of vision towers: read from a model's folder, named as mlx-vlm does, and held against its modules."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_flatten
+
+from .library import MlxVlm, NoTower
+
+_MARKS = ("visual", "vision", "projector", "connector")
+"""In the names of a tower's tensors, and in none of a language model's."""
+
+
+def load_parts(library: MlxVlm, folder: Path, config: dict[str, Any]) -> Any:
+    """mlx-vlm's model with the parts that encode images, not evaluated yet, and no language model. Raises NoTower where
+    tensors are missing or of other shapes."""
+    family, model = library.family, library.new_model(config)
+    for name, child in model.children().items():
+        if name not in family.parts and tree_flatten(child.parameters()):
+            delattr(model, name)
+    weights = _sanitized(model, dict(_read(folder)), family.parts)
+    _quantize(model, weights, config)
+    for name in family.parts:
+        part = getattr(model, name)
+        own = {path.removeprefix(f"{name}."): array for path, array in weights.items() if path.startswith(f"{name}.")}
+        wanted = dict(tree_flatten(part.parameters()))
+        _check(name, wanted, own)
+        part.load_weights([(path, own[path]) for path in wanted])
+        part.eval()
+    return model
+
+
+def _read(folder: Path) -> Iterator[tuple[str, Any]]:
+    """The tensors of the folder that may be a tower's, not read yet."""
+    for path in sorted(folder.glob("model*.safetensors")):
+        tensors: Any = mx.load(str(path))
+        for name, array in tensors.items():
+            if any(mark in name for mark in _MARKS):
+                yield name, array
+
+
+def _sanitized(model: Any, weights: dict[str, Any], parts: tuple[str, ...]) -> dict[str, Any]:
+    """Weights under mlx-vlm's names, by its own rules for the model and for its tower."""
+    try:
+        for holder in (model, getattr(model, parts[0])):
+            if hasattr(holder, "sanitize"):
+                weights = holder.sanitize(weights)
+    except Exception as error:
+        raise NoTower(f"the weights of its vision tower are not as mlx-vlm expects them: {error}") from error
+    return weights
+
+
+def _quantize(model: Any, weights: Mapping[str, Any], config: Mapping[str, Any]) -> None:
+    """Make layers quantized whose weights are, by the configuration of the model, or of the layer."""
+    stored = config.get("quantization")
+    if not isinstance(stored, Mapping):
+        return
+
+    def how(path: str, module: Any) -> Any:
+        if not hasattr(module, "to_quantized") or f"{path}.scales" not in weights:
+            return False
+        own = stored.get(path)
+        return dict(own) if isinstance(own, Mapping) else True
+
+    nn.quantize(
+        model,
+        group_size=stored.get("group_size", 64),
+        bits=stored.get("bits", 4),
+        mode=stored.get("mode", "affine"),
+        class_predicate=how,
+    )
+
+
+def _check(part: str, wanted: Mapping[str, Any], found: Mapping[str, Any]) -> None:
+    """Raise NoTower where tensors of a part are missing, or of other shapes."""
+    missing = [name for name in wanted if name not in found]
+    if missing:
+        raise NoTower(f"{len(missing)} tensors of its {part} are missing, such as {part}.{missing[0]}")
+    for name, array in wanted.items():
+        if array.shape != found[name].shape:
+            shapes = f"{tuple(found[name].shape)}, and its config.json makes it {tuple(array.shape)}"
+            raise NoTower(f"{part}.{name} has shape {shapes}")
