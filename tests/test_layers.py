@@ -31,10 +31,11 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "file_descriptors": (),
     "environment": (),
     "output_streams": (),
+    "shared_memory": (),
     "core": (),
     "engine": ("core", "runner.base", "file_descriptors", "environment", "processes", "output_streams"),
     "runner.base": ("core",),
-    "runner": ("core", "cache", "grammar", "environment"),
+    "runner": ("core", "cache", "grammar", "environment", "shared_memory"),
     "cache": ("core",),
     "grammar": ("core",),
     "text": ("core", "environment", "processes"),
@@ -55,7 +56,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "__init__": EVERYTHING,
     "__main__": EVERYTHING,
 }
-MLX = ("mlx", "mlx_lm")
+MLX = ("mlx", "mlx_lm", "mlx_vlm")
 MAY_IMPORT_MLX = ("runner", "cache.block_store", "bench.inprocess")
 CORE_LIBRARIES = ("msgspec",)
 WITHOUT_MLX = (

@@ -47,6 +47,15 @@ class Looped:
             self.step()
         return {id_: self.tokens(id_) for id_ in self.outputs}
 
+    def preempt_last(self) -> bool:
+        """Preempt the sequence that joined last, with nothing in flight. Whether there is one."""
+        while self.scheduler.in_flight:
+            outputs = self.scheduler.apply(self.scheduler.oldest_plan, self.runner.finish())
+            self._hear(StepReport(step=0, outputs=outputs))
+        joined = [seq for seq in self.scheduler._running.values() if seq.joined]
+        self.scheduler._preempt(joined[-1:], self.now)
+        return bool(joined)
+
     def tokens(self, id_: str) -> list[int]:
         return [token for output in self.outputs[id_] for token in output.tokens]
 

@@ -13,19 +13,26 @@ from .loading.model import LoadedModel
 from .sampling.constraints import GrammarGone, row_constraint
 from .sampling.sampler import SamplingRow
 from .step import RunningRow, Step, check_tokens
+from .vision.encoder import ImageEncoder
 
 
 class Admission:
     """Admits sequences of `model`, which are in neither yet, to `backend` and to the registry `rows`."""
 
     def __init__(
-        self, model: LoadedModel, backend: KvBackend, rows: dict[str, RunningRow], grammars: GrammarCompiler
+        self,
+        model: LoadedModel,
+        backend: KvBackend,
+        rows: dict[str, RunningRow],
+        grammars: GrammarCompiler,
+        images: ImageEncoder,
     ) -> None:
         self._vocabulary = model.vocabulary
         self._embedding = model.embedding
         self._backend = backend
         self._rows = rows
         self._grammars = grammars
+        self._images = images
 
     def admit(self, admits: Sequence[Admit], step: Step) -> None:
         """Register new sequences, and take over their cached prefixes before anything is allocated."""
@@ -43,13 +50,14 @@ class Admission:
             constraint = row_constraint(request, admit.history, vocabulary, self._grammars)
             sampling = SamplingRow(request, admit.history, vocabulary, constraint)
             pool = self._embedding.pool(request.pooling, len(tokens))
+            images = self._images.admit(request, admit.cached_tokens)
         except GrammarGone:
             step.evicted.add(request.id)
             return None
         except (ValueError, TypeError, OverflowError) as error:
             step.failed[request.id] = str(error)
             return None
-        row = RunningRow(request.id, request.salt, tokens, request, sampling, admit.cached_tokens, pool)
+        row = RunningRow(request.id, request.salt, tokens, request, sampling, admit.cached_tokens, pool, images=images)
         self._rows[request.id] = row
         return row
 
@@ -64,4 +72,5 @@ class Admission:
         self._backend.invalidate(evicted)
         for row in evicted:
             del self._rows[row.id]
+            self._images.release(row.images)
         return {row.id for row in evicted}

@@ -26,6 +26,7 @@ from .loading.draft import DraftModel, load_beside
 from .loading.loader import load
 from .loading.model import LoadedModel
 from .loading.mtp import HeadedModel, load_head, may_have_head
+from .loading.vision import with_vision
 from .mlxlm import NoHead
 from .model_runner import ModelRunner
 
@@ -57,6 +58,7 @@ def build(
     try:
         status = None if blas is None else blas_status(blas)
         model = load(Path(folder), blas=status, details=details, progress=progress, **options)
+        model = with_vision(model, Path(folder), asked=options.get("memory") is not None, progress=progress)
         drafts = headed = None
         if draft is not None:
             model, drafts = load_beside(model, draft, options, progress)

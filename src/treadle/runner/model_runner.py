@@ -19,9 +19,10 @@ import mlx.core as mx
 from msgspec.structs import replace
 
 from ..core.grammar_state import NO_GRAMMARS, GrammarStatus
+from ..core.image import keyed
 from ..core.messages import BlockEvent, Capabilities, Constraint
 from ..core.plan import Admit, DecodeRow, DraftTrial, PrefillChunk, RowScores, StepPlan, StepResult
-from ..core.statistics import FeatureStatistics, RunnerStatistics
+from ..core.statistics import RunnerStatistics
 from ..grammar.compiler import GrammarCompiler
 from .admission import Admission
 from .base import Job, JobContext
@@ -31,14 +32,17 @@ from .device.owner_thread import OutOfMemory, OwnerThread, leave_thread, mlx_run
 from .device.staging import Staging, direct
 from .drafting.drafter import Drafter
 from .forward.segments import RowSegment
+from .image_support import no_images, up_to_images, with_images
 from .kv.backend import WarmLimits
 from .loading.model import LoadedModel, build_backend
 from .loading.step_costs import StepCosts, measure
 from .loading.warmup import warm_up, warm_up_pooling
 from .settler import Settler
 from .step import RunningRow, Step, segment_of
+from .step_images import encode_images
 from .step_sampler import StepSampler
 from .verification import Speculation, Verified
+from .vision.encoder import ImageEncoder, Stale
 
 _log = logging.getLogger(__name__)
 
@@ -66,7 +70,8 @@ class ModelRunner:
         self._grammars = grammars or GrammarCompiler(None, unavailable=NO_GRAMMARS)
         self._rows: dict[str, RunningRow] = {}  # the registry of live sequences
         self._backend = build_backend(model, self._rows, clock)
-        self._admission = Admission(model, self._backend, self._rows, self._grammars)
+        self._images = ImageEncoder(model.vision, no_images(model, self._backend))
+        self._admission = Admission(model, self._backend, self._rows, self._grammars, self._images)
         self._put = Staging().put if model.staged else direct
         self._sampler = StepSampler(model, self._put, self._backend)
         self._speculation = Speculation(drafter, self._backend, model.vocabulary)
@@ -86,7 +91,8 @@ class ModelRunner:
         """Facts about the model, and limits of this runner."""
         self._owner.check()
         grammars = not self._grammars.unavailable
-        return capabilities_of(self._model, self._backend, self._costs, self._speculation, grammars=grammars)
+        can = capabilities_of(self._model, self._backend, self._costs, self._speculation, grammars=grammars)
+        return with_images(can, self._model, self._backend)
 
     def warm_up(self) -> None:
         """Run every kind of step; leaves nothing behind (C2)."""
@@ -119,13 +125,14 @@ class ModelRunner:
     def match_prefix(self, admit: Admit) -> int:
         """Return how many tokens of a new sequence the prefix cache holds."""
         self._owner.check()
-        return self._backend.match(admit.request.salt, (*admit.request.prompt, *admit.history)[:-1])
+        request = admit.request
+        return self._backend.match(request.salt, (*keyed(request.prompt, request.images), *admit.history)[:-1])
 
     def continuation(self, salt: str, tokens: Sequence[int], most: int) -> Sequence[int]:
         """Return up to `most` tokens that the prefix cache holds behind `tokens`; none where it has no index."""
         self._owner.check()
         index = self._backend.index
-        return () if index is None else index.continuation(salt, tokens, most)
+        return () if index is None else up_to_images(index.continuation(salt, tokens, most))
 
     def grammar_state(self, constraint: Constraint) -> GrammarStatus:
         """Return the state of a constraint's grammar, which is compiled in the background."""
@@ -133,7 +140,7 @@ class ModelRunner:
 
     def has_features(self, hash_: bytes) -> bool:
         """Return whether the features of the image with this hash are kept."""
-        return False
+        return self._images.has_features(hash_)
 
     def notify_grammars(self, changed: Callable[[], None]) -> None:
         """Call `changed`, from a background thread, whenever a grammar has been compiled or has failed."""
@@ -186,6 +193,7 @@ class ModelRunner:
         if self._speculation.drafter is not None:
             self._speculation.drafter.release(row_id)
         if sequence is not None:
+            self._images.release(sequence.images)
             with suppress(OutOfMemory), mlx_runtime("keeping what a row leaves"):  # or not
                 self._backend.release(sequence)
 
@@ -209,7 +217,7 @@ class ModelRunner:
             prefix=self._backend.statistics(),
             grammars=self._grammars.statistics,
             drafter=self._speculation.statistics(),
-            features=FeatureStatistics(),
+            features=self._images.statistics(),
         )
 
     def watch_blocks(self, salt: str, on: bool) -> None:
@@ -233,8 +241,9 @@ class ModelRunner:
         }
 
     def forget_prefixes(self) -> int:
-        """Clear the prefix cache, and that of the drafter; the number of tokens in it."""
+        """Clear the prefix cache, that of the drafter, and features of images; the number of tokens in the first."""
         self._owner.check()
+        self._images.clear()
         if self._speculation.drafter is not None:
             self._speculation.drafter.reset()
         return self._backend.reset()
@@ -248,7 +257,7 @@ class ModelRunner:
             self._speculation.drafter.close()
         self._backend.close()
         self._rows.clear()
-        del self._model, self._backend, self._sampler, self._speculation, self._settler, self._admission
+        del self._model, self._backend, self._sampler, self._speculation, self._settler, self._admission, self._images
         memory.give_back()
         leave_thread()
 
@@ -274,6 +283,9 @@ class ModelRunner:
         if plan.verifies:
             assert not self._started, "drafts are verified in lock-step"
             step.drafts = self._speculation.draft(self._rows, plan.decode, self._least_forced(len(plan.decode)))
+        if plan.encode:
+            for row in encode_images(step, plan.encode, self._rows, self._images):
+                self._evict(step, row)
         failed, evicted = step.failed, step.evicted
         before = {decode.id: i for i, decode in enumerate(self._started[-1].decodes)} if self._started else {}
         decoding = {decode.id: decode for decode in plan.decode}
@@ -295,7 +307,14 @@ class ModelRunner:
         if row is None:
             step.failed[id_] = "the runner holds no cache for this request"
             return
-        segment = segment_of(row, chunk, decode, before)
+        try:
+            segment = self._images.columns(row.images, segment_of(row, chunk, decode, before))
+        except Stale:
+            self._evict(step, row)
+            return
+        except ValueError as error:
+            step.failed[id_] = str(error)
+            return
         if chunk is not None:
             segment = self._chunk(step, row, chunk, segment)
         if row.again or step.drafts:
@@ -305,6 +324,14 @@ class ModelRunner:
         row.cached = segment.end
         step.segments.append(segment)
         step.rows[id_] = row
+
+    def _evict(self, step: Step, row: RunningRow) -> None:
+        """Forget a row that lacks what was computed of an image, so that it is admitted again."""
+        step.evicted.add(row.id)
+        step.rows.pop(row.id, None)
+        del self._rows[row.id]
+        self._images.release(row.images)
+        self._backend.invalidate([row])
 
     def _chunk(self, step: Step, row: RunningRow, chunk: PrefillChunk, segment: RowSegment) -> RowSegment:
         """Return the segment of a chunk, with the hidden states that its row needs."""
@@ -321,6 +348,8 @@ class ModelRunner:
         lost = [row for id_, row in step.rows.items() if self._rows.get(id_) is row]
         for row in lost:
             del self._rows[row.id]
+            self._images.release(row.images)
+        self._images.drop(step.encoded)
         self._backend.invalidate(lost)
         with suppress(Exception):  # the first error is the one to report
             memory.give_back()
@@ -331,6 +360,7 @@ class ModelRunner:
             sampled = None if before is None else before.sampled(self._put)
             hidden = bool(step.pooled) or step.observed
             done = step.computed = self._backend.compute(step.segments, sampled, hidden=hidden)
+            done.arrays += step.encoding
             if step.observed:
                 done.arrays += done.hidden.values()
             for id_, message in done.refused.items():

@@ -20,6 +20,7 @@ from .pooling import RowPool
 from .sampling.logprobs import Logprobs, PromptScores
 from .sampling.row_drafts import RowDrafts
 from .sampling.sampler import Draw, SamplingRow
+from .vision.row_images import KeyedTokens, RowImages
 
 _LONG = 64
 NOT_FINITE = "the model's logits for this request are NaN: its weights do not suit this prompt"
@@ -31,7 +32,8 @@ class RunningRow(KvSequence):
     """A live sequence: the one object for it in the runner, from its admission to its release.
 
     Its caches hold `cached` tokens, with those of steps that are not finished yet; the last `again` of these are
-    computed again by its next segment. `pool` collects its hidden states, where it is pooled.
+    computed again by its next segment. `pool` collects its hidden states, where it is pooled, and `images` are those of
+    its prompt.
     """
 
     tokens: list[int]
@@ -40,6 +42,11 @@ class RunningRow(KvSequence):
     cached: int
     pool: RowPool | None = None
     again: int = 0
+    images: RowImages | None = None
+
+    @property
+    def keys(self) -> Sequence[int]:
+        return self.tokens if self.images is None else KeyedTokens(self.tokens, self.images.images)
 
 
 @dataclass(slots=True, eq=False)
@@ -62,6 +69,8 @@ class Step:
     are the tokens that constraints force behind those of this step, by id. The rows of the segments in `pooled` are
     pooled, and `vectors` are those of prompts that are complete. Rows with `drafts` verify these (`verification`). With
     `propose` the step's result says what they could verify next, and with `observed` the drafter reads hidden states.
+
+    Layers of the images `encoded`, by their hashes, are the arrays in `encoding`.
     """
 
     began: float
@@ -82,6 +91,8 @@ class Step:
     drafts: dict[str, RowDrafts] = field(default_factory=dict)
     propose: bool = False
     observed: bool = False
+    encoded: list[bytes] = field(default_factory=list)
+    encoding: list[Any] = field(default_factory=list)
 
     def failures(self) -> tuple[RowFailure, ...]:
         """Return the rows that can't go on."""
@@ -95,7 +106,7 @@ class Step:
         if (prefill_s := self.computed.prefill_s) is not None:
             return {"prefill_s": prefill_s, "decode_s": seconds - prefill_s if self.decodes else 0.0}
         decoding = sum(segment.picks and len(segment.tokens) == 1 + segment.beside for segment in self.segments)
-        if decoding == len(self.segments):
+        if decoding == len(self.segments) and not self.encoded:
             return {"decode_s": seconds if decoding else 0.0}
         return {"mixed_s" if decoding else "prefill_s": seconds}
 

@@ -29,6 +29,11 @@ class KvSequence:
     kv: Any = field(default=None, init=False)
     positions: Any = field(default=None, init=False)
 
+    @property
+    def keys(self) -> Sequence[int]:
+        """What its tokens are in the prefix index: others stand there for images."""
+        return self.tokens
+
 
 class Features(NamedTuple):
     """Embeddings `rows` (m, D) in place of those of the tokens at `places` (m,) of a segment, in order, as for images.

@@ -14,6 +14,7 @@ from ..mlxlm import MlxLm
 from ..pooling import Embedding
 from ..sampling.bitmask import Masking, gathered
 from ..sampling.sampler import Kernel
+from ..vision.model import Vision
 from .backend_choice import BackendChoice
 
 
@@ -25,7 +26,8 @@ class LoadedModel:
     sampling kernel, and `lands` the readback of sampled tokens, where there are such; `masks` applies bitmasks of
     allowed tokens to logits. With `staged` small arrays reach the device through the staging buffer. `compute` is the
     compute path without its look-ahead, which the backend knows. `embedding` says what vectors it gives. `layers` are
-    the module's faster layers. A draft model beside it has `draft_budget_bytes` of cache memory. `details` are shown to
+    the module's faster layers. A draft model beside it has `draft_budget_bytes` of cache memory. `vision` is
+    its tower for images; where it should have one, `no_images` says why not. `details` are shown to
     people.
     """
 
@@ -50,6 +52,8 @@ class LoadedModel:
     embedding: Embedding = field(default_factory=lambda: Embedding(unavailable="it was loaded without them"))
     layers: ReplacedLayers | None = None
     draft_budget_bytes: int = 0
+    vision: Vision | None = None
+    no_images: str = ""
     details: dict[str, str] = field(default_factory=dict)
 
     @property

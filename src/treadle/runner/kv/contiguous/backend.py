@@ -194,12 +194,12 @@ class ContiguousBackend:
         if self._index is None:
             return 0
         self._looked_up += len(sequence.tokens) - 1
-        found = self._reusable(self._index.match(sequence.salt, sequence.tokens[:count], sequence.id))
+        found = self._reusable(self._index.match(sequence.salt, sequence.keys[:count], sequence.id))
         if found.tokens:
             self._copy_prefix(state, found)
         if self._recurrent is not None:
             blocks = state.cached // PREFIX_BLOCK
-            state.marks = places_to_keep(self._index, sequence.salt, sequence.tokens, blocks)
+            state.marks = places_to_keep(self._index, sequence.salt, sequence.keys, blocks)
         return found.tokens
 
     def _copy_prefix(self, state: _State, found: Match) -> None:
@@ -247,7 +247,7 @@ class ContiguousBackend:
         sequence.kv = None
         if state is not None and self._index is not None and state.shares:
             if state.cached < state.committed:
-                self._cache(state, sequence, sequence.tokens[state.cached : state.committed])
+                self._cache(state, sequence, sequence.keys[state.cached : state.committed])
             last = state.node if state.shares else None
             if last is not None and last.tokens == (state.committed - 1) % PREFIX_BLOCK + 1:
                 self._attach_state(state, state.committed, last)
@@ -330,7 +330,7 @@ class ContiguousBackend:
 
     def _cache_blocks(self, state: _State, sequence: KvSequence) -> None:
         while state.shares and state.cached + PREFIX_BLOCK <= state.committed:
-            self._cache(state, sequence, sequence.tokens[state.cached : state.cached + PREFIX_BLOCK])
+            self._cache(state, sequence, sequence.keys[state.cached : state.cached + PREFIX_BLOCK])
         self._store.flush()
         self._trim()
 

@@ -124,7 +124,7 @@ class PaddedBackend:
         if self._snapshots is None:
             return 0
         self._snapshots.looked_up += len(sequence.tokens) - 1
-        found = self._snapshots.find(sequence.salt, sequence.tokens[:count], sequence.id)
+        found = self._snapshots.find(sequence.salt, sequence.keys[:count], sequence.id)
         if found is None:
             return 0
         sequence.kv = PaddedState(found.caches, cached=found.tokens, stored=found.tokens)
@@ -135,7 +135,7 @@ class PaddedBackend:
             sequence.kv = PaddedState(self._model.new_caches())
         if self._snapshots is not None:
             state: PaddedState = sequence.kv
-            tokens = sequence.tokens[:-1]
+            tokens = sequence.keys[:-1]
             state.checkpoints = self._snapshots.checkpoints(sequence.salt, tokens, state.cached, sequence.id)
             self._snapshots.shrink(self._snapshot_bytes())
 
@@ -168,7 +168,7 @@ class PaddedBackend:
         caches, count = self._trusted(state, len(sequence.tokens))
         self.invalidate([sequence])
         if caches is not None:
-            self._store(state, sequence, sequence.tokens[:count], caches)
+            self._store(state, sequence, sequence.keys[:count], caches)
 
     def _trusted(self, state: PaddedState, known: int) -> tuple[Caches | None, int]:
         """The caches of a sequence that leaves, of which `known` tokens are known, and the number of tokens that they
@@ -234,7 +234,7 @@ class PaddedBackend:
         """Store a sequence that has come to one of its checkpoints."""
         sequence, state = segment.sequence, segment.sequence.kv
         if state is not None and state.cached == segment.end and segment.end in state.checkpoints:
-            self._store(state, sequence, sequence.tokens[: segment.end], mlxlm.shallow_copies(state.caches))
+            self._store(state, sequence, sequence.keys[: segment.end], mlxlm.shallow_copies(state.caches))
 
     # Passes ------------------------------------------------------------------------------------------------------
 

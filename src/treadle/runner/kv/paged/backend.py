@@ -168,12 +168,12 @@ class PagedBackend:
             self.admit(sequence)
         tables = [sequence.kv.table for sequence, _ in wanted]
         partial = [
-            self._pages.reuse(table, sequence.tokens, count)
+            self._pages.reuse(table, sequence.keys, count)
             for table, (sequence, count) in zip(tables, wanted, strict=True)
         ]
         found = [self._pages.reuse_partial(table, last) for table, last in zip(tables, partial, strict=True)]
         for table, (sequence, _) in zip(tables, wanted, strict=True):
-            self._pages.mark_places(table, sequence.tokens)
+            self._pages.mark_places(table, sequence.keys)
         return found
 
     def admit(self, sequence: KvSequence) -> None:
@@ -194,7 +194,7 @@ class PagedBackend:
                 count = state.committed = segment.start + len(segment.tokens)
                 if count >= state.full:
                     state.full = count // PAGE * PAGE + PAGE
-                    self._pages.commit(state.table, PrefixView(segment.sequence.tokens, count))
+                    self._pages.commit(state.table, PrefixView(segment.sequence.keys, count))
                     self._pages.leave_behind(state.table, count)
 
     def retract(self, sequence: KvSequence, length: int) -> int:
@@ -205,7 +205,7 @@ class PagedBackend:
         state: _State | None = sequence.kv
         if state is not None:
             sequence.kv = None
-            self._pages.release(state.table, PrefixView(sequence.tokens, state.committed))
+            self._pages.release(state.table, PrefixView(sequence.keys, state.committed))
 
     def invalidate(self, sequences: Iterable[KvSequence]) -> None:
         """Pages that are shared were complete before, and stay."""

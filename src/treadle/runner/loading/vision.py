@@ -1,0 +1,93 @@
+"""Loader of a vision tower beside its language model, in the same memory."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+from mlx.utils import tree_flatten
+
+from ...core.image import VisionCapabilities
+from ...errors import ModelError
+from ...units import size
+from ..base import Progress
+from ..mlxvlm import NoTower, Tower, VisionFamily, connect, family_of, load_parts
+from ..vision.model import Vision
+from .config_oddities import read_config
+from .load_errors import model_errors
+from .model import LoadedModel
+from .weights import for_device, read_weights
+
+_log = logging.getLogger(__name__)
+
+MOST_FEATURES = 1 << 30
+_PART = 16
+"""One part in this many of the memory for caches is for features, and one for a pass of the tower."""
+_HALF_SPEED = 3
+"""Patches at which attention takes as long as the rest, by the size of hidden states: at half the speed of products."""
+
+
+def with_vision(
+    model: LoadedModel, folder: Path, *, asked: bool, progress: Progress = lambda stage: None
+) -> LoadedModel:
+    """`model` with the vision tower of its folder, where it has one that can be used. Else `no_images` says why not,
+    and the model serves text. The tower's weights take their part of the memory for caches, unless that was `asked`
+    for; features of images do always."""
+    config = dict(read_config(folder))
+    family = family_of(config)
+    if family is None or model.embedding.only:
+        return model
+    progress("reading the vision tower")
+    try:
+        vision, nbytes = _load(model, family, folder, config)
+        budget = _left(model.kv_budget_bytes, 0 if asked else nbytes)
+    except ModelError as error:
+        _log.warning("%s takes no images: %s", model.name, error)
+        return replace(model, no_images=str(error))
+    model.details["vision"] = f"{family.module}, {vision.capabilities.layers} layers, {size(nbytes)}"
+    if not budget:
+        return replace(model, vision=vision)
+    choice = model.choice.with_memory(budget - min(MOST_FEATURES, budget // _PART) - (0 if asked else budget // _PART))
+    return replace(model, choice=choice, vision=replace(vision, budget=min(MOST_FEATURES, budget // _PART)))
+
+
+def _left(budget: int, weights: int) -> int:
+    if budget and weights >= budget:
+        raise NoTower(f"its vision tower takes {size(weights)}, and {size(budget)} are there for it and for caches")
+    return budget - weights if budget else 0
+
+
+def _load(model: LoadedModel, family: VisionFamily, folder: Path, config: dict[str, Any]) -> tuple[Vision, int]:
+    """The tower, and the bytes of its weights. Raises NoTower."""
+    library = connect(family)
+    token = config.get("image_token_id", config.get("image_token_index"))
+    if not isinstance(token, int):
+        raise NoTower("its config.json names no image token (image_token_id)")
+    with model_errors(folder):
+        parts = load_parts(library, folder, config)
+        parameters = sum(int(array.size) for _, array in tree_flatten(parts.parameters()))
+        parts = for_device(parts, model.library, parameters, model.device)
+        nbytes = read_weights(parts, folder, model.device)
+    dtype = getattr(mx, model.dtype)
+    tower = Tower(parts, family, dtype, _factor(family, config, dtype))
+    vision = config["vision_config"]
+    capabilities = VisionCapabilities(
+        layers=tower.layers,
+        patch=int(vision.get("patch_size", 1)),
+        quadratic=_HALF_SPEED * int(vision.get("hidden_size", 1024)),
+        whole=family.whole(config),
+    )
+    merge = int(vision.get("spatial_merge_size", 2)) if family.axes else 0
+    return Vision(tower, token, capabilities, MOST_FEATURES // 4, merge, family.pads), nbytes
+
+
+def _factor(family: VisionFamily, config: Mapping[str, Any], dtype: Any) -> float:
+    """By what the language model multiplies embeddings."""
+    if not family.scaled:
+        return 1.0
+    rounded = mx.bfloat16 if family.module == "gemma3" else dtype
+    return float(mx.array(config["text_config"]["hidden_size"] ** 0.5, rounded))

@@ -1,0 +1,132 @@
+"""The images of a running sequence: where their features go, and what stands for them in the prefix index."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, overload
+
+import mlx.core as mx
+import numpy as np
+from msgspec.structs import replace
+
+from ...core.image import Image
+from ..forward.segments import Features, RowSegment
+from ..mlxvlm import Encoded
+from .features import FeatureStore
+from .model import Vision
+from .positions import Numbers, axes_positions, last_visible
+
+
+class RowImages:
+    """The `images` of a `prompt`. `left` are those whose tokens are not all computed, in order."""
+
+    def __init__(self, vision: Vision, prompt: Sequence[int], images: Sequence[Image]) -> None:
+        tokens = np.array(prompt, np.int64)
+        self.images = images
+        self.left = list(images)
+        self._pads = vision.pads
+        self._places = [_places(tokens, image, vision.image_token) for image in images]
+        self._positions = axes_positions(len(prompt), images, vision.merge) if vision.merge else None
+        self._last = last_visible(len(prompt), self._places) if vision.capabilities.whole else None
+
+    def lacks(self, start: int, end: int, store: FeatureStore) -> bool:
+        """Whether features are missing of an image with tokens from `start` to `end`."""
+        return any(image.hash not in store for image in self.left if image.start < end and image.end > start)
+
+    def columns(self, segment: RowSegment, store: FeatureStore) -> RowSegment:
+        """The segment with features, positions and what its tokens see. Raises ValueError where features are not as
+        many as their places."""
+        start, end = segment.start, segment.end
+        columns: dict[str, Any] = {}
+        if self._positions is not None and (start < len(self._positions) or segment.sequence.positions is None):
+            columns["positions"] = self._positions_of(start, end)
+        if not self.images or start >= self.images[-1].end:
+            return replace(segment, **columns) if columns else segment
+        if self._last is not None:
+            columns["last_visible"] = _continued(self._last[start:end], start, end)
+        if (features := self._features(start, end, store)) is not None:
+            columns["features"] = features
+            if self._pads:
+                columns["tokens"] = _padded(segment.tokens, features.places)
+        return replace(segment, **columns)
+
+    def passed(self, end: int) -> Iterator[bytes]:
+        """Yield the hashes of images whose tokens are computed by now, each once."""
+        while self.left and self.left[0].end <= end:
+            yield self.left.pop(0).hash
+
+    def _positions_of(self, start: int, end: int) -> Numbers:
+        """Positions (n, 3), also of tokens behind the prompt."""
+        assert self._positions is not None
+        known = self._positions[start:end]
+        first = int(self._positions[-1].max()) + 1 + max(0, start - len(self._positions))
+        more = np.arange(first, first + end - start - len(known), dtype=np.int32)
+        return np.concatenate([known, np.repeat(more[:, None], 3, axis=1)])
+
+    def _features(self, start: int, end: int, store: FeatureStore) -> Features | None:
+        parts = []
+        for image, places in zip(self.images, self._places, strict=True):
+            if image.start >= end or image.end <= start:
+                continue
+            encoded = store.get(image.hash)
+            assert encoded is not None, "features are asked for before a chunk needs them"
+            if len(places) != encoded.rows.shape[0]:
+                counts = f"{len(places)} tokens stand for an image of {encoded.rows.shape[0]} features"
+                raise ValueError(f"{counts}: its preprocessing does not fit the model")
+            low, high = np.searchsorted(places, [start, end]).tolist()
+            parts.append((places[low:high] - start, _rows(encoded, low, high)))
+        if not parts:
+            return None
+        rows = [of_image for _, of_image in parts]
+        levels = [mx.concatenate(list(level)) if len(level) > 1 else level[0] for level in zip(*rows, strict=True)]
+        return Features(np.concatenate([at for at, _ in parts]).astype(np.int32), levels[0], levels[1:])
+
+
+def _rows(encoded: Encoded, low: int, high: int) -> list[mx.array]:
+    return [array[low:high] for array in (encoded.rows, *encoded.deepstack)]
+
+
+def _places(tokens: np.ndarray, image: Image, token: int) -> Numbers:
+    """The places of an image's placeholders in the prompt."""
+    return (image.start + np.flatnonzero(tokens[image.start : image.end] == token)).astype(np.int32)
+
+
+def _continued(known: Numbers, start: int, end: int) -> Numbers:
+    """`known` values from `start` on, and those of text up to `end`."""
+    return np.concatenate([known, np.arange(start + len(known), end, dtype=np.int32)])
+
+
+def _padded(tokens: Sequence[int], places: Numbers) -> list[int]:
+    padded = list(tokens)
+    for place in places.tolist():
+        padded[place] = 0
+    return padded
+
+
+class KeyedTokens(Sequence[int]):
+    """View of `tokens` with keys in place of those that stand for images; more may be appended to them meanwhile."""
+
+    __slots__ = ("_spans", "_tokens")
+
+    def __init__(self, tokens: Sequence[int], images: Sequence[Image]) -> None:
+        self._tokens = tokens
+        self._spans = [(image.start, image.end, image.keys) for image in images]
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[int]: ...
+
+    def __getitem__(self, index: int | slice) -> int | Sequence[int]:
+        start, stop, step = (index if isinstance(index, slice) else slice(index, index + 1 or None)).indices(len(self))
+        assert step == 1
+        found = list(self._tokens[start:stop])
+        for first, end, keys in self._spans:
+            low, high = max(first, start), min(end, stop)
+            if low < high:
+                found[low - start : high - start] = keys[low - first : high - first]
+        return found if isinstance(index, slice) else found[0]

@@ -1,0 +1,75 @@
+"""Each family of vision models against mlx-vlm's own generation: the same tokens, however they are computed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.runner.looped import Looped
+from tests.runner.vision.asked import Asked, Picture, VisionModel
+from tests.support.tiny_vision import FAMILIES
+
+CAT, DOG, OWL = Picture(1), Picture(2, 1), Picture(3, 2)
+ModelOf = Callable[[str], VisionModel]
+
+
+def requests(model: VisionModel, name: str) -> list[Asked]:
+    """Requests with an image, with several where mlx-vlm takes them, with the same one twice, and without any."""
+    some = [
+        model.ask(f"{name} one", CAT, text=1),
+        model.ask(f"{name} text", text=2, head=30),
+        model.ask(f"{name} other", DOG, text=1),
+    ]
+    if model.family != "llava":
+        some += [
+            model.ask(f"{name} two", DOG, OWL, text=3),
+            model.ask(f"{name} twice", CAT, CAT, text=4),
+        ]
+    return some
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_tokens_are_those_of_mlx_vlm(family: str, model_of: ModelOf) -> None:
+    """Alone; together with text and other images; in short chunks; from the prefix cache; and preempted."""
+    model = model_of(family)
+    model.runner.forget_prefixes()
+    first = model.ask("alone", CAT, text=1)
+    expected = model.expected(first)
+    alone = Looped(model.runner)
+    assert alone.run(first.submit)["alone"] == expected
+    for name, prefill_tokens, cached in (("chunked", 16, False), ("cached", 512, True)):
+        if not cached:
+            model.runner.forget_prefixes()
+        some = requests(model, name)
+        loop = Looped(model.runner, prefill_tokens=prefill_tokens)
+        loop.submit(*(asked.submit for asked in some))
+        loop.step()
+        preempted = 0
+        while loop.has_work:
+            loop.step()
+            if not cached and loop.now % 5 == 0 and preempted < 4:
+                preempted += loop.preempt_last()
+        for asked in some:
+            assert loop.tokens(asked.submit.id) == model.expected(asked), (name, asked.submit.id)
+        assert cached or preempted > 1
+    assert model.runner.statistics().features.needed_bytes == 0
+
+
+@pytest.mark.parametrize("family", ["qwen3_vl", "gemma3"])
+def test_a_second_question_skips_tower_and_prefill(family: str, model_of: ModelOf) -> None:
+    model = model_of(family)
+    model.runner.forget_prefixes()
+    one = model.ask("one", CAT, text=1, head=36, tail=3)
+    loop = Looped(model.runner, prefill_tokens=512)
+    loop.run(one.submit)
+    model.runner._images.clear()
+    stored = model.runner.statistics().features.stored
+    again, other = model.ask("again", CAT, text=1, head=36, tail=10), model.ask("other", DOG, text=1, head=36, tail=3)
+    loop.run(again.submit, other.submit)
+    image = one.submit.images[0]
+    assert loop.cached("again") > image.end
+    assert loop.cached("other") <= image.start
+    assert model.runner.statistics().features.stored == stored + 1, "that of the other picture alone"
+    for asked in (one, again, other):
+        assert loop.tokens(asked.submit.id) == model.expected(asked)

@@ -1,0 +1,224 @@
+"""Vision towers: their weights, what is refused, and what is told of them."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import pytest
+from mlx.utils import tree_flatten
+
+from tests.runner.looped import Looped
+from tests.runner.vision.asked import Picture, VisionModel
+from tests.support.shared_pixels import SharedPixels
+from tests.support.tiny_vision import FAMILIES, config_of, make_reference, make_vision, pixels_of, quantizable
+from treadle.models.architectures import is_known
+from treadle.runner.build import build
+from treadle.runner.loading import vision as loading
+from treadle.runner.mlxlm import vision_text
+from treadle.runner.mlxvlm import NoTower, Tower, connect, family_of, library, load_parts
+
+
+def tower_of(folder: Path) -> Tower:
+    config = json.loads((folder / "config.json").read_text())
+    family = family_of(config)
+    assert family is not None
+    return Tower(load_parts(connect(family), folder, config), family, mx.float32)
+
+
+def features(tower: Tower, family: str, pieces: int) -> list[Any]:
+    pixels, grid, _ = pixels_of(family, 5)
+    lazy = tower.image(pixels, grid)
+    while True:
+        arrays, encoded = lazy.run(min(pieces, tower.layers - lazy.done))
+        mx.eval(arrays)
+        if encoded is not None:
+            return arrays
+
+
+@pytest.mark.parametrize("family", ["qwen3_vl", "gemma3"])
+def test_a_tower_in_pieces_computes_the_same(family: str, tmp_path: Path) -> None:
+    tower = tower_of(make_vision(tmp_path, family))
+    whole = features(tower, family, tower.layers)
+    for pieces in (1, 3):
+        for one, other in zip(whole, features(tower, family, pieces), strict=True):
+            assert mx.array_equal(one, other)
+
+
+def test_a_quantized_tower_is_read_as_such(tmp_path: Path) -> None:
+    family = "qwen3_vl"
+    tower = tower_of(make_vision(tmp_path, family, bits=4))
+    assert any(isinstance(one, nn.QuantizedLinear) for one in tower._model.vision_tower.modules())
+    reference = make_reference(family)
+    nn.quantize(reference, 32, 4, class_predicate=quantizable)
+    pixels, grid, _ = pixels_of(family, 5)
+    rows, _ = reference.vision_tower(mx.array(pixels), mx.array([list(size) for size in grid]))
+    assert mx.allclose(features(tower, family, 2)[0], rows, atol=1e-5)
+
+
+HUGGING_FACE = {
+    "qwen2_5_vl": {"vision_tower.": "visual.", "language_model.model.": "model.", "language_model.lm_head": "lm_head"},
+    "qwen3_vl": {
+        "vision_tower.": "model.visual.",
+        "language_model.model.": "model.language_model.",
+        "language_model.lm_head": "lm_head",
+    },
+    "smolvlm": {
+        "vision_model.": "model.vision_model.",
+        "connector.": "model.connector.",
+        "language_model.lm_head": "lm_head",
+        "language_model.": "model.text_model.",
+    },
+    "lfm2_vl": {
+        "vision_tower.": "model.vision_tower.",
+        "multi_modal_projector.": "model.multi_modal_projector.",
+        "language_model.model.": "model.language_model.",
+    },
+    "mistral3": {
+        "vision_tower.vision_model.": "vision_tower.",
+    },
+}
+"""Names of tensors as their makers publish them, for those of mlx-vlm."""
+
+
+@pytest.mark.parametrize("family", HUGGING_FACE)
+def test_weights_are_read_under_the_names_of_their_makers(
+    family: str, tmp_path: Path, model_of: Callable[[str], VisionModel]
+) -> None:
+    known = model_of(family)
+    folder = make_vision(tmp_path, family)
+    weights: dict[str, Any] = dict(mx.load(str(folder / "model.safetensors")))  # type: ignore[arg-type]
+    mx.save_safetensors(
+        str(folder / "model.safetensors"), {_renamed(name, family): array for name, array in weights.items()}
+    )
+    runner = build(folder, max_running=2)
+    assert runner.capabilities().modalities == ("text", "image")
+    asked = known.ask("renamed", Picture(1), text=1)
+    assert Looped(runner).run(asked.submit)["renamed"] == known.expected(asked)
+
+
+def _renamed(name: str, family: str) -> str:
+    for own, other in HUGGING_FACE[family].items():
+        if name.startswith(own):
+            return other + name.removeprefix(own)
+    return name
+
+
+def served(folder: Path, **options: Any) -> Any:
+    """What a runner over the folder tells of itself. It answers text."""
+    runner = build(folder, max_running=2, **options)
+    model = VisionModel("qwen3_vl", folder, SharedPixels())
+    assert len(Looped(runner).run(model.ask("text", head=9).submit)["text"]) == 10
+    return runner.capabilities()
+
+
+def test_what_is_told_of_a_tower(model_of: Callable[[str], VisionModel]) -> None:
+    can = model_of("gemma3").runner.capabilities()
+    assert can.modalities == ("text", "image")
+    assert can.vision.layers == 4
+    assert can.vision.whole
+    assert can.no_images == ""
+    assert can.details["vision"].startswith("gemma3, 4 layers")
+
+
+def test_missing_tensors_are_told_and_text_is_served(tmp_path: Path) -> None:
+    can = served(make_vision(tmp_path, "qwen3_vl", without="blocks.2.mlp"))
+    assert can.modalities == ("text",)
+    assert can.vision.layers == 0
+    assert "tensors of its vision_tower are missing, such as vision_tower.blocks.2.mlp" in can.no_images
+
+
+def test_tensors_of_other_shapes_are_told(tmp_path: Path) -> None:
+    wrong = {**config_of("qwen3_vl")["vision_config"], "intermediate_size": 64}
+    can = served(make_vision(tmp_path, "qwen3_vl", more={"vision_config": wrong}))
+    assert "has shape (48, 32), and its config.json makes it (64, 32)" in can.no_images
+
+
+def test_a_configuration_that_makes_no_tower_is_told(tmp_path: Path) -> None:
+    wrong = {**config_of("qwen3_vl")["vision_config"], "num_heads": 0}
+    can = served(make_vision(tmp_path / "a", "qwen3_vl", more={"vision_config": wrong}))
+    assert "can't make its tower" in can.no_images
+    folder = make_vision(tmp_path / "b", "qwen3_vl")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "image_token_id": None}))
+    assert "names no image token" in served(folder).no_images
+
+
+def test_without_mlx_vlm_text_is_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, version = make_vision(tmp_path, "qwen3_vl"), metadata.version
+
+    def missing(name: str) -> str:
+        if name == "mlx-vlm":
+            raise metadata.PackageNotFoundError(name)
+        return version(name)
+
+    monkeypatch.setattr(metadata, "version", missing)
+    assert "mlx-vlm is not installed: " in served(folder).no_images
+
+
+@pytest.mark.parametrize("version", ["0.7.9", "0.8.0", "1.0"])
+def test_another_mlx_vlm_is_told(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metadata, "version", lambda name: version)
+    with pytest.raises(NoTower, match=f"mlx-vlm {version} is installed, and it must be"):
+        connect(_family("qwen3_vl"))
+
+
+def test_an_mlx_vlm_that_lacks_names_or_can_not_be_imported_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "_NAMES", ("Model", "Moodel"))
+    with pytest.raises(NoTower, match="has no Moodel for qwen3_vl"):
+        connect(_family("qwen3_vl"))
+
+    def fails(name: str) -> None:
+        raise ImportError("no module named PIL")
+
+    monkeypatch.setattr(importlib, "import_module", fails)
+    with pytest.raises(NoTower, match="no module named PIL"):
+        connect(_family("qwen3_vl"))
+
+
+def _family(name: str) -> Any:
+    found = family_of(config_of(name))
+    assert found is not None
+    return found
+
+
+def test_caches_that_count_tokens_take_no_images(tmp_path: Path) -> None:
+    can = served(make_vision(tmp_path, "qwen3_vl"), padded=True)
+    assert can.modalities == ("text",)
+    assert "mlx-lm's caches count" in can.no_images
+
+
+def test_a_text_model_has_no_reason(tmp_path: Path) -> None:
+    assert family_of({"model_type": "qwen3"}) is None
+    assert family_of({"model_type": "paligemma", "vision_config": {"hidden_size": 8}}) is None
+    pixtral = family_of({"model_type": "llava", "vision_config": {"model_type": "pixtral"}})
+    assert pixtral is not None
+    assert pixtral.module == "pixtral"
+
+
+def test_a_tower_that_leaves_no_memory_for_caches_is_told() -> None:
+    assert loading._left(0, 10) == 0
+    assert loading._left(30, 10) == 20
+    with pytest.raises(NoTower, match="takes 10 B, and 10 B are there"):
+        loading._left(10, 10)
+
+
+def test_models_that_are_read_by_other_names_are_known() -> None:
+    for kind in vision_text._RENAMED:
+        assert is_known({"model_type": kind})
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_each_family_has_the_parts_and_layers_that_are_named(family: str) -> None:
+    config = config_of(family)
+    found = family_of(config)
+    assert found is not None
+    model = connect(found).new_model(config)
+    assert all(tree_flatten(getattr(model, part).parameters()) for part in found.parts)
+    assert Tower(model, found, mx.float32).layers == 4
