@@ -74,7 +74,21 @@ _LINEAR = {
     "linear_value_head_dim": 32,
     "linear_conv_kernel_dim": 4,
 }
+_EXPERTS = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+    "moe_intermediate_size": 32,
+    "norm_topk_prob": True,
+}
 CONFIGS: dict[str, dict[str, Any]] = {
+    "qwen2_vl": {
+        **_QWEN,
+        **{key: value for key, value in _TEXT.items() if key != "head_dim"},
+        "rope_scaling": {"type": "mrope", "mrope_section": [2, 3, 3]},
+        "vision_config": {**_QWEN_VISION, "model_type": "qwen2_vl", "embed_dim": 32, "hidden_size": 64},
+    },
     "qwen2_5_vl": {
         **_QWEN,
         **{key: value for key, value in _TEXT.items() if key != "head_dim"},
@@ -122,6 +136,21 @@ CONFIGS: dict[str, dict[str, Any]] = {
             "model_type": "qwen3_5",
             "num_position_embeddings": 36,
             "deepstack_visual_indexes": [],
+        },
+    },
+    "qwen3_vl_moe": {
+        **_QWEN,
+        "text_config": {
+            **_TEXT,
+            **_EXPERTS,
+            "model_type": "qwen3_vl_moe_text",
+            "rope_scaling": {"type": "default", "mrope_section": [4, 2, 2], "mrope_interleaved": True},
+        },
+        "vision_config": {
+            **_QWEN_VISION,
+            "model_type": "qwen3_vl_moe",
+            "num_position_embeddings": 36,
+            "deepstack_visual_indexes": [1],
         },
     },
     "gemma3": {
@@ -192,6 +221,12 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "text_config": {**_TEXT, "model_type": "llama"},
         "vision_config": {**_SIGLIP, "model_type": "smolvlm_vision", "image_size": 4 * SIDE},
     },
+    "idefics3": {
+        "image_token_id": IMAGE,
+        "scale_factor": 2,
+        "text_config": {**_TEXT, "model_type": "llama"},
+        "vision_config": {**_SIGLIP, "model_type": "idefics3_vision", "image_size": 4 * SIDE},
+    },
     "lfm2_vl": {
         "image_token_id": IMAGE,
         "downsample_factor": 2,
@@ -221,7 +256,6 @@ FAMILIES = tuple(CONFIGS)
 def config_of(family: str) -> dict[str, Any]:
     """The configuration of a family's tiny model, as it stands in config.json."""
     config = {"model_type": family, "eos_token_id": 255, **CONFIGS[family]}
-    config.setdefault("text_config", {key: value for key, value in config.items() if key != "vision_config"})
     return json.loads(json.dumps(config))
 
 
@@ -274,7 +308,7 @@ def pixels_of(family: str, seed: int, size: int = 0) -> tuple[np.ndarray, tuple[
         return chance.normal(size=shape).astype(np.float32)
 
     match family:
-        case "qwen2_5_vl" | "qwen3_vl" | "qwen3_5":
+        case "qwen2_vl" | "qwen2_5_vl" | "qwen3_vl" | "qwen3_vl_moe" | "qwen3_5":
             return draw(rows * columns, 3 * 2 * SIDE * SIDE), ((1, rows, columns),), rows * columns // 4
         case "gemma3":
             return draw(1, 3, 6 * SIDE, 6 * SIDE), (), 9
@@ -287,7 +321,7 @@ def pixels_of(family: str, seed: int, size: int = 0) -> tuple[np.ndarray, tuple[
             return draw(1, 3, rows * SIDE, columns * SIDE), ((rows * SIDE, columns * SIDE),), rows * columns
         case "llava":
             return draw(1, 3, 4 * SIDE, 4 * SIDE), (), 16
-        case "smolvlm":
+        case "smolvlm" | "idefics3":
             views = size % 3 + 1
             return draw(views, 3, 4 * SIDE, 4 * SIDE), (), 4 * views
         case "lfm2_vl":

@@ -36,7 +36,7 @@ def _inputs(family: str, images: Sequence[Image], pixels: Pixels) -> tuple[Any, 
         return None, {}
     grids = [list(size) for image in images for size in image.grid]
     match family:
-        case "qwen2_5_vl" | "qwen3_vl" | "qwen3_5":
+        case "qwen2_vl" | "qwen2_5_vl" | "qwen3_vl" | "qwen3_vl_moe" | "qwen3_5":
             return mx.array(np.concatenate(pixels)), {"image_grid_thw": mx.array(grids)}
         case "mistral3" | "pixtral":
             high, wide = np.max(grids, axis=0)
@@ -44,7 +44,7 @@ def _inputs(family: str, images: Sequence[Image], pixels: Pixels) -> tuple[Any, 
                 np.pad(one, ((0, 0), (0, 0), (0, high - one.shape[2]), (0, wide - one.shape[3]))) for one in pixels
             ]
             return mx.array(np.concatenate(padded)), {"image_sizes": mx.array(grids)}
-        case "smolvlm":
+        case "smolvlm" | "idefics3":
             return mx.array(np.concatenate(pixels))[None], {}
         case "lfm2_vl":
             counts = np.prod(grids, axis=1)[:, None]

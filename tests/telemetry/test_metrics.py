@@ -14,9 +14,11 @@ from treadle.core.refusals import Refusal
 from treadle.core.statistics import (
     DrafterStatistics,
     EngineStatistics,
+    FeatureStatistics,
     PrefixStatistics,
     RunnerStatistics,
     SpeculationStatistics,
+    VisionStatistics,
 )
 from treadle.engine.supervisor import EngineState
 from treadle.telemetry.exposition import format_family
@@ -167,6 +169,21 @@ def test_the_text_says_what_prometheus_own_writer_says() -> None:
 def test_every_number_has_prometheus_form(value: float, text: str) -> None:
     family = GaugeMetricFamily("a", "b\\c", value=value)
     assert format_family(family) == f"# HELP a b\\\\c\n# TYPE a gauge\na {text}\n"
+
+
+def test_images_are_counted_across_restarts_of_the_engine() -> None:
+    metrics = Metrics()
+    runner = RunnerStatistics(features=FeatureStatistics(evicted=3, held_bytes=70))
+    now = EngineStatistics(vision=VisionStatistics(encoded=2, reused=1, encode_s=0.5, awaited=4), runner=runner)
+    metrics.step(StepReport(step=1, statistics=now))
+    metrics.step(StepReport(step=2, statistics=now))
+    metrics.restarted()
+    metrics.step(StepReport(step=1, statistics=EngineStatistics(vision=VisionStatistics(encoded=1))))
+    text = metrics.render().decode()
+    for line in ("s_encoded_total 3.0", "s_reused_total 1.0", "s_encode_seconds_total 0.5", "s_awaited 0.0"):
+        assert f"treadle_image{line}" in text
+    for line in ("evicted_total 3.0", "bytes 70.0"):
+        assert f"treadle_image_features_{line}" in text
 
 
 def test_draft_tokens_are_counted_across_restarts_of_the_engine() -> None:

@@ -307,18 +307,19 @@ class ModelRunner:
         if row is None:
             step.failed[id_] = "the runner holds no cache for this request"
             return
+        segment = segment_of(row, chunk, decode, before)
+        if chunk is not None:
+            segment = self._chunk(step, row, chunk, segment)
+        if row.again or step.drafts:
+            segment = self._speculation.extended(segment, row, step.drafts.get(id_))
         try:
-            segment = self._images.columns(row.images, segment_of(row, chunk, decode, before))
+            segment = self._images.columns(row.images, segment)
         except Stale:
             self._evict(step, row)
             return
         except ValueError as error:
             step.failed[id_] = str(error)
             return
-        if chunk is not None:
-            segment = self._chunk(step, row, chunk, segment)
-        if row.again or step.drafts:
-            segment = self._speculation.extended(segment, row, step.drafts.get(id_))
         if step.observed and row.request.speculate and row.pool is None:
             segment = replace(segment, hidden=len(segment.tokens))
         row.cached = segment.end

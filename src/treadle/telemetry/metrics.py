@@ -16,6 +16,7 @@ from .compute_metrics import ComputeCollector, ComputeSource
 from .connections import ConnectionsCollector, ConnectionsSource
 from .counters import StatisticsCounters, increase
 from .exposition import format_family
+from .image_metrics import ImageMetrics
 from .key_metrics import KeyCollector, KeySource
 from .logs import log_statistics
 from .response_metrics import ResponsesCollector, ResponsesSource
@@ -63,6 +64,7 @@ class Metrics:
         self._prefixes = _Prefixes(self.registry)
         self._grammars = _Grammars(self.registry)
         self._speculation = SpeculationMetrics(self.registry)
+        self._images = ImageMetrics(self.registry)
         self._front()
         self.registry.register(_LogCollector())
 
@@ -209,6 +211,7 @@ class Metrics:
         self._grammars.step(self._last.runner.grammars, now.runner.grammars)
         self._speculation.step(self._last.speculation, now.speculation)
         self._memory.labels("draft_kv").set(now.runner.drafter.kv_bytes)
+        self._images.step(self._last, now)
         self._last = now
         if steps:
             self._step.observe(now.step_s)

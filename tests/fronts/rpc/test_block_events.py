@@ -12,6 +12,9 @@ from smg_grpc_proto.generated import common_pb2 as common
 
 from tests.fronts.rpc.worker import Scene, refused, until, worker
 from tests.support.aio import in_loop
+from treadle.core.messages import BlockStored, Image
+from treadle.engine.block_event_feeds import EventBatch
+from treadle.fronts.rpc.block_events import message_of
 from treadle.keys import Key, digest
 from treadle.keys.file import add
 
@@ -152,3 +155,13 @@ async def test_subscriptions_have_places_of_their_own(monkeypatch: pytest.Monkey
         call = subscribe(scene)
         await batch(call)
         assert (await refused(subscribe(scene))).code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+def test_keys_of_images_are_told_as_numbers_that_a_message_holds() -> None:
+    """They are negative where tokens are unsigned; requests without these images do not begin with them."""
+    keys = Image(start=0, count=3, hash=bytes(range(32)), shm="", shape=(1,)).keys
+    batch = EventBatch(1, 0.0, (BlockStored(salt="", id=1, parent=0, tokens=(7, *keys)),), 1)
+    (block,) = blocks(message_of(batch))
+    assert block.token_ids[0] == 7
+    assert len(set(block.token_ids)) == 4
+    assert block.block_size == 4

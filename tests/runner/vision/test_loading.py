@@ -188,6 +188,14 @@ def _family(name: str) -> Any:
     return found
 
 
+def test_fields_of_the_language_model_may_stand_in_a_part_of_their_own() -> None:
+    config = config_of("qwen2_5_vl")
+    own = ("model_type", "vision_config", "image_token_id", "video_token_id")
+    text = {key: value for key, value in config.items() if key not in own}
+    nested = {**{key: config[key] for key in own}, "text_config": {**text, "model_type": "qwen2_5_vl_text"}}
+    assert connect(_family("qwen2_5_vl")).new_model(nested).config.text_config.hidden_size == 64
+
+
 def test_caches_that_count_tokens_take_no_images(tmp_path: Path) -> None:
     can = served(make_vision(tmp_path, "qwen3_vl"), padded=True)
     assert can.modalities == ("text",)

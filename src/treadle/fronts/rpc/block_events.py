@@ -17,6 +17,10 @@ from ...engine.block_event_feeds import EventBatch
 from ...engine.client import EngineClient
 from .context import Context, NotImplementedHere, refuse
 
+_UNSIGNED = (1 << 32) - 1
+"""What is kept of a token in a message: all of it, and of the keys that stand for images, which are negative, enough to
+tell them apart."""
+
 
 async def subscribe(engine: EngineClient, salt: str, start: int, context: Context) -> AsyncGenerator[Any, None]:
     """The KvEventBatch messages of a salt, without an end: from number `start` on, or with all blocks first. Ends the
@@ -46,7 +50,8 @@ def message_of(batch: EventBatch) -> Any:
 def _event(event: BlockEvent, event_id: int) -> Any:
     match event:
         case BlockStored():
-            block = common.KvBlock(block_hash=event.id, token_ids=event.tokens, block_size=len(event.tokens))
+            tokens = [token & _UNSIGNED for token in event.tokens]
+            block = common.KvBlock(block_hash=event.id, token_ids=tokens, block_size=len(tokens))
             stored = common.KvBlocksStored(blocks=[block], parent_block_hash=event.parent or None)
             return common.KvCacheEvent(event_id=event_id, stored=stored)
         case BlockRemoved():

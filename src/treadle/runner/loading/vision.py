@@ -25,6 +25,7 @@ from .weights import for_device, read_weights
 _log = logging.getLogger(__name__)
 
 MOST_FEATURES = 1 << 30
+_TOKENS = ("image_token_id", "image_token_index")
 _PART = 16
 """One part in this many of the memory for caches is for features, and one for a pass of the tower."""
 _HALF_SPEED = 3
@@ -39,7 +40,7 @@ def with_vision(
     for; features of images do always."""
     config = dict(read_config(folder))
     family = family_of(config)
-    if family is None or model.embedding.only:
+    if family is None:
         return model
     progress("reading the vision tower")
     try:
@@ -64,8 +65,8 @@ def _left(budget: int, weights: int) -> int:
 def _load(model: LoadedModel, family: VisionFamily, folder: Path, config: dict[str, Any]) -> tuple[Vision, int]:
     """The tower, and the bytes of its weights. Raises NoTower."""
     library = connect(family)
-    token = config.get("image_token_id", config.get("image_token_index"))
-    if not isinstance(token, int):
+    token = next((config[name] for name in _TOKENS if isinstance(config.get(name), int)), None)
+    if token is None:
         raise NoTower("its config.json names no image token (image_token_id)")
     with model_errors(folder):
         parts = load_parts(library, folder, config)
@@ -74,14 +75,14 @@ def _load(model: LoadedModel, family: VisionFamily, folder: Path, config: dict[s
         nbytes = read_weights(parts, folder, model.device)
     dtype = getattr(mx, model.dtype)
     tower = Tower(parts, family, dtype, _factor(family, config, dtype))
-    vision = config["vision_config"]
+    vision = parts.config.vision_config
     capabilities = VisionCapabilities(
         layers=tower.layers,
-        patch=int(vision.get("patch_size", 1)),
-        quadratic=_HALF_SPEED * int(vision.get("hidden_size", 1024)),
+        patch=int(vision.patch_size),
+        quadratic=_HALF_SPEED * int(getattr(vision, "embed_dim", vision.hidden_size)),
         whole=family.whole(config),
     )
-    merge = int(vision.get("spatial_merge_size", 2)) if family.axes else 0
+    merge = int(vision.spatial_merge_size) if family.axes else 0
     return Vision(tower, token, capabilities, MOST_FEATURES // 4, merge, family.pads), nbytes
 
 

@@ -55,7 +55,7 @@ def family_of(config: Mapping[str, Any]) -> VisionFamily | None:
     return _FAMILIES.get(str(kind))
 
 
-def _qwen2_5(model: Any, pixels: Any, grid: Grid) -> Encoded:
+def _qwen2(model: Any, pixels: Any, grid: Grid) -> Encoded:
     return Encoded(model.vision_tower(pixels, mx.array([list(size) for size in grid])))
 
 
@@ -127,7 +127,8 @@ _QWEN3 = VisionFamily("qwen3_vl", ("vision_tower",), "blocks", _qwen3, axes=True
 _PIXTRAL_BLOCKS = "vision_model.transformer.layers"
 _SIGLIP_BLOCKS = "vision_model.encoder.layers"
 _FAMILIES = {
-    "qwen2_5_vl": VisionFamily("qwen2_5_vl", ("vision_tower",), "blocks", _qwen2_5, axes=True, casts=True),
+    "qwen2_vl": VisionFamily("qwen2_vl", ("vision_tower",), "blocks", _qwen2, axes=True, casts=True),
+    "qwen2_5_vl": VisionFamily("qwen2_5_vl", ("vision_tower",), "blocks", _qwen2, axes=True, casts=True),
     "qwen3_vl": _QWEN3,
     "qwen3_vl_moe": VisionFamily("qwen3_vl_moe", ("vision_tower",), "blocks", _qwen3, axes=True, casts=True),
     "qwen3_5": VisionFamily("qwen3_5", ("vision_tower",), "blocks", _qwen3, axes=True, casts=True),

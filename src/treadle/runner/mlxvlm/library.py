@@ -30,11 +30,13 @@ class MlxVlm:
         self._module = module
 
     def new_model(self, config: dict[str, Any]) -> Any:
-        """mlx-vlm's model for `config`, with random parameters that are not computed. Raises NoTower."""
-        module = self._module
+        """mlx-vlm's model for `config`, with random parameters that are not computed. Raises NoTower. Fields of the
+        language model may stand beside the others, or in a part of their own: families read either."""
+        module, text = self._module, config.get("text_config") or {}
+        given = {**text, **config, "text_config": dict(text)}
         try:
-            made = module.ModelConfig.from_dict(dict(config))
-            made.text_config = module.TextConfig.from_dict(dict(config["text_config"]))
+            made = module.ModelConfig.from_dict(given)
+            made.text_config = module.TextConfig.from_dict(dict(given["text_config"]))
             made.vision_config = module.VisionConfig.from_dict(dict(config["vision_config"]))
             return module.Model(made)
         except Exception as error:
