@@ -8,6 +8,7 @@ from contextlib import suppress
 from ..core.plan import Admit
 from ..grammar.compiler import GrammarCompiler
 from .device.owner_thread import OutOfMemory, mlx_runtime
+from .forward.positions import SequencePositions
 from .kv.backend import KvBackend
 from .loading.model import LoadedModel
 from .sampling.constraints import GrammarGone, row_constraint
@@ -58,6 +59,8 @@ class Admission:
             step.failed[request.id] = str(error)
             return None
         row = RunningRow(request.id, request.salt, tokens, request, sampling, admit.cached_tokens, pool, images=images)
+        if images is not None and images.positions is not None:
+            row.positions = SequencePositions(images.positions)
         self._rows[request.id] = row
         return row
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from treadle.core.image import Image, VisionCapabilities
+from treadle.runner.forward.positions import SequencePositions
 from treadle.runner.forward.segments import KvSequence, RowSegment
 from treadle.runner.image_support import up_to_images
 from treadle.runner.mlxvlm import Encoded
@@ -137,16 +138,12 @@ def test_what_a_token_sees_and_what_it_is_to_the_model() -> None:
     assert images.columns(segment(13, 14), stored()).last_visible is None
 
 
-def test_positions_are_given_until_the_sequence_knows_them() -> None:
+def test_positions_of_the_prompt_are_known_beforehand() -> None:
+    assert RowImages(vision(), PROMPT, IMAGES).positions is None
     images = RowImages(vision(merge=2), (1, 2, *[TOKEN] * 6, 3), (image(2, 6),))
-    behind = segment(8, 12)
-    made = images.columns(behind, stored())
-    assert made.positions.tolist() == [[5] * 3, [6] * 3, [7] * 3, [8] * 3]
-    late = segment(10, 11)
-    assert images.columns(late, stored()).positions.tolist() == [[7] * 3]
-    late.sequence.positions = object()
-    assert images.columns(late, stored()).positions is None
-    assert images.columns(segment(8, 9), stored()).positions.tolist() == [[5] * 3]
+    assert images.positions is not None
+    known = SequencePositions(images.positions)
+    assert known.of(7, 3).tolist() == [[2, 3, 4], [5] * 3, [6] * 3]
 
 
 def test_features_have_to_be_as_many_as_their_places() -> None:

@@ -18,7 +18,8 @@ from .positions import Numbers, axes_positions, last_visible
 
 
 class RowImages:
-    """The `images` of a `prompt`. `left` are those whose tokens are not all computed, in order."""
+    """The `images` of a `prompt`. `left` are those whose tokens are not all computed, in order. `positions` (n, 3) are
+    those of the prompt's tokens, where the model has three axes."""
 
     def __init__(self, vision: Vision, prompt: Sequence[int], images: Sequence[Image]) -> None:
         tokens = np.array(prompt, np.int64)
@@ -26,7 +27,7 @@ class RowImages:
         self.left = list(images)
         self._pads = vision.pads
         self._places = [_places(tokens, image, vision.image_token) for image in images]
-        self._positions = axes_positions(len(prompt), images, vision.merge) if vision.merge else None
+        self.positions = axes_positions(len(prompt), images, vision.merge) if vision.merge else None
         self._last = last_visible(len(prompt), self._places) if vision.capabilities.whole else None
 
     def lacks(self, start: int, end: int, store: FeatureStore) -> bool:
@@ -34,14 +35,12 @@ class RowImages:
         return any(image.hash not in store for image in self.left if image.start < end and image.end > start)
 
     def columns(self, segment: RowSegment, store: FeatureStore) -> RowSegment:
-        """The segment with features, positions and what its tokens see. Raises ValueError where features are not as
+        """The segment with features and what its tokens see. Raises ValueError where features are not as
         many as their places."""
         start, end = segment.start, segment.end
+        if start >= self.images[-1].end:
+            return segment
         columns: dict[str, Any] = {}
-        if self._positions is not None and (start < len(self._positions) or segment.sequence.positions is None):
-            columns["positions"] = self._positions_of(start, end)
-        if not self.images or start >= self.images[-1].end:
-            return replace(segment, **columns) if columns else segment
         if self._last is not None:
             columns["last_visible"] = _continued(self._last[start:end], start, end)
         if (features := self._features(start, end, store)) is not None:
@@ -54,14 +53,6 @@ class RowImages:
         """Yield the hashes of images whose tokens are computed by now, each once."""
         while self.left and self.left[0].end <= end:
             yield self.left.pop(0).hash
-
-    def _positions_of(self, start: int, end: int) -> Numbers:
-        """Positions (n, 3), also of tokens behind the prompt."""
-        assert self._positions is not None
-        known = self._positions[start:end]
-        first = int(self._positions[-1].max()) + 1 + max(0, start - len(self._positions))
-        more = np.arange(first, first + end - start - len(known), dtype=np.int32)
-        return np.concatenate([known, np.repeat(more[:, None], 3, axis=1)])
 
     def _features(self, start: int, end: int, store: FeatureStore) -> Features | None:
         parts = []
