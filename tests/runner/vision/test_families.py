@@ -9,6 +9,7 @@ import pytest
 from tests.runner.looped import Looped
 from tests.runner.vision.asked import Asked, Picture, VisionModel
 from tests.support.tiny_vision import FAMILIES
+from treadle.core.plan import Admit, DecodeRow, Encode, PrefillChunk, StepPlan
 
 CAT, DOG, OWL = Picture(1), Picture(2, 1), Picture(3, 2)
 ModelOf = Callable[[str], VisionModel]
@@ -73,3 +74,29 @@ def test_a_second_question_skips_tower_and_prefill(family: str, model_of: ModelO
     assert model.runner.statistics().features.stored == stored + 1, "that of the other picture alone"
     for asked in (one, again, other):
         assert loop.tokens(asked.submit.id) == model.expected(asked)
+
+
+@pytest.mark.parametrize("family", ["qwen3_vl", "qwen3_5", "gemma3"])
+def test_drafts_behind_an_image_change_no_token(family: str, model_of: ModelOf) -> None:
+    """Also those that are rejected, of which states are computed again."""
+    model = model_of(family)
+    runner = model.runner
+    runner.forget_prefixes()
+    asked = model.ask("a", CAT, text=1, tokens=12)
+    expected = model.expected(asked)
+    prompt = len(asked.submit.prompt)
+    runner.execute(StepPlan(step=1, admit=(Admit(asked.submit),), encode=(Encode("a", 0, 0, 4),)))
+    runner.execute(StepPlan(step=2, prefill=(PrefillChunk("a", 0, prompt - 1),)))
+    tokens: list[int] = []
+    drafted = 0
+    with runner.filled_drafts():
+        while len(tokens) < 12:
+            drafts = min(2, 11 - len(tokens))
+            result = runner.execute(
+                StepPlan(step=3 + len(tokens), decode=(DecodeRow("a", len(tokens), drafts),), propose=True)
+            )
+            tokens += result.rows[0].tokens
+            drafted += result.rows[0].drafted
+    runner.release("a")
+    assert tokens == expected
+    assert drafted > 0
