@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from treadle.core.image import Image, fault_of_images, keyed
@@ -28,6 +29,11 @@ def test_images_stand_for_tokens_of_their_prompt_in_its_order() -> None:
 )
 def test_images_elsewhere_are_refused(images: list[Image]) -> None:
     assert "in its order" in fault_of_images(images, 8)
+
+
+@pytest.mark.parametrize("shape", [(), (3, 0)])
+def test_images_have_pixels(shape: tuple[int, ...]) -> None:
+    assert "no pixels" in fault_of_images([msgspec.structs.replace(image(0), shape=shape)], 8)
 
 
 def test_where_an_image_is_computed_at_once_it_has_to_fit_and_not_to_be_the_end() -> None:

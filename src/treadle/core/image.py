@@ -79,6 +79,8 @@ def fault_of_images(images: Iterable[Image], tokens: int, most: int = 0) -> str:
     for image in images:
         if not (behind <= image.start < image.end <= tokens and image.hash):
             return "an image does not stand for tokens of the prompt, in its order"
+        if not image.shape or min(image.shape) < 1:
+            return "an image has no pixels"
         behind = image.end
         if most and image.count > most:
             return f"an image has {image.count} tokens, and a step computes {most}: raise the server's --prefill-tokens"
