@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
@@ -230,3 +232,27 @@ def test_each_family_has_the_parts_and_layers_that_are_named(family: str) -> Non
     model = connect(found).new_model(config)
     assert all(tree_flatten(getattr(model, part).parameters()) for part in found.parts)
     assert Tower(model, found, mx.float32).layers == 4
+
+
+def test_towers_are_made_in_a_process_without_transformers() -> None:
+    """As the engine's: mlx-vlm's processors are not imported there."""
+    program = (
+        "from treadle.compose.unused_packages import hide_unused_packages\n"
+        "hide_unused_packages()\n"
+        "import sys\n"
+        "from tests.support.tiny_vision import FAMILIES, config_of\n"
+        "from treadle.runner.mlxvlm import connect, family_of\n"
+        "for name in FAMILIES:\n"
+        "    connect(family_of(config_of(name))).new_model(config_of(name))\n"
+        "found = [name for name in sys.modules if 'mlx_vlm.models' in name and '.processing_' in name]\n"
+        "print(found, type(sys.modules['transformers']).__name__)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=Path(__file__).parents[3],
+        check=True,
+    )
+    assert done.stdout.split("\n")[-2] == "[] _StandIn"

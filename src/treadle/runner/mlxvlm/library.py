@@ -11,6 +11,7 @@ from typing import Any
 from ...errors import ModelError, one_line
 from ...installation import install_command
 from .families import VisionFamily
+from .processors import without_processors
 
 SUPPORTED = ((0, 7, 10), (0, 8))
 _NAMES = ("Model", "ModelConfig", "VisionConfig", "TextConfig")
@@ -54,7 +55,8 @@ def connect(family: VisionFamily) -> MlxVlm:
         raise NoTower(f"mlx-vlm {version} is installed, and it must be at least 0.7.10 and below 0.8: {_CURE}")
     kept = dict(os.environ)
     try:
-        module = importlib.import_module(f"mlx_vlm.models.{family.module}")
+        with without_processors():
+            module = importlib.import_module(f"mlx_vlm.models.{family.module}")
     except Exception as error:  # packages that do not fit each other raise anything at import
         raise NoTower(f"mlx-vlm {version} can't be imported ({one_line(error)}): {_CURE}") from error
     finally:
