@@ -1,0 +1,64 @@
+"""Families of vision models by the type in config.json, and the reader of a folder's image settings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+
+from . import gemma, idefics, lfm2, llava, pixtral, qwen
+from .base import ImageSettings
+
+AnySettings = (
+    qwen.QwenImages
+    | gemma.Gemma3Images
+    | gemma.Gemma4Images
+    | pixtral.PixtralImages
+    | llava.LlavaImages
+    | idefics.IdeficsImages
+    | lfm2.Lfm2Images
+)
+Fields = Callable[[dict[str, Any], dict[str, Any], dict[str, Any]], dict[str, Any]]
+Object = Mapping[str, Any]
+
+_QWEN: tuple[type[ImageSettings], Fields] = (qwen.QwenImages, qwen.fields)
+FAMILIES: Mapping[str, tuple[type[ImageSettings], Fields]] = {
+    **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"), _QWEN),
+    "gemma3": (gemma.Gemma3Images, gemma.fields3),
+    "gemma4": (gemma.Gemma4Images, gemma.fields4),
+    **dict.fromkeys(("pixtral", "mistral3"), (pixtral.PixtralImages, pixtral.fields)),
+    "llava": (llava.LlavaImages, llava.fields),
+    **dict.fromkeys(("smolvlm", "idefics3"), (idefics.IdeficsImages, idefics.fields)),
+    **dict.fromkeys(("lfm2_vl", "lfm2-vl"), (lfm2.Lfm2Images, lfm2.fields)),
+}
+NO_TOWER = "the model reads text only"
+
+
+def read_image_settings(
+    config: Object,
+    preprocessor: Object,
+    processor: Object,
+    id_of: Callable[[str], int | None],
+    names: Mapping[str, str] | None = None,
+) -> tuple[AnySettings | None, str]:
+    """Return the image settings of a folder by its config.json, preprocessor_config.json and processor_config.json, or
+    None with the reason. `id_of` returns the id of a token by its text; `names` are the texts of named special tokens
+    (`boi_token`, ...)."""
+    kind = config.get("model_type")
+    if not isinstance(config.get("vision_config"), Mapping):
+        return None, NO_TOWER
+    if not isinstance(kind, str) or kind not in FAMILIES:
+        return None, f"images of models of type '{str(kind)[:64]}' are not served"
+    family, fields = FAMILIES[kind]
+    own = processor.get("image_processor")
+    raw = {**preprocessor, **(own if isinstance(own, Mapping) else {})}
+    try:
+        found = fields(raw, dict(config), {**(names or {}), **processor})
+        token_id = id_of(found["token"])
+        if token_id is None or id_of(found["placeholder"]) is None:
+            return None, f"the tokenizer has no token {found['token'][:64]!r} for images"
+        settings = msgspec.convert({**found, "token_id": token_id, "type": family.__name__}, type=AnySettings)
+    except (msgspec.ValidationError, ValueError, TypeError, AttributeError) as error:
+        return None, f"the folder's image settings can't be used: {' '.join(str(error).split())[:200]}"
+    return settings, ""

@@ -1,0 +1,234 @@
+"""Image settings of model folders, and the text that stands for an image: as the families' own processors write it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from treadle.text.images import Layout, read_image_settings
+from treadle.text.images.families import FAMILIES, NO_TOWER
+
+VOCABULARY = {
+    "<|image_pad|>": 1,
+    "<image_soft_token>": 2,
+    "<start_of_image>": 3,
+    "<|image|>": 4,
+    "[IMG]": 5,
+    "<image>": 6,
+    "<im_patch>": 7,
+}
+QWEN3 = {
+    "size": {"longest_edge": 16777216, "shortest_edge": 65536},
+    "patch_size": 16,
+    "temporal_patch_size": 2,
+    "merge_size": 2,
+    "image_mean": [0.5, 0.5, 0.5],
+    "image_std": [0.5, 0.5, 0.5],
+    "resample": 2,
+}
+QWEN25 = {
+    "min_pixels": 3136,
+    "max_pixels": 12845056,
+    "patch_size": 14,
+    "image_mean": [0.48145466, 0.4578275, 0.40821073],
+}
+SMOLVLM = {"size": {"longest_edge": 2048}, "max_image_size": {"longest_edge": 512}, "do_image_splitting": True}
+
+
+def settings(kind: str, raw: Any = None, config: Any = None, processor: Any = None) -> Any:
+    found, reason = read_image_settings(
+        {"model_type": kind, "vision_config": {}, **(config or {})}, raw or {}, processor or {}, VOCABULARY.get
+    )
+    assert found is not None, reason
+    assert reason == ""
+    return found
+
+
+@pytest.mark.parametrize(
+    ("kind", "raw", "config", "processor", "expected"),
+    [
+        (
+            "qwen3_vl",
+            QWEN3,
+            {},
+            {},
+            {"patch": 16, "merge": 2, "min_pixels": 65536, "max_pixels": 16777216, "resample": 3},
+        ),
+        ("qwen3_5", {}, {}, {"image_processor": QWEN3}, {"patch": 16, "max_pixels": 16777216, "token_id": 1}),
+        ("qwen2_5_vl", QWEN25, {}, {}, {"patch": 14, "min_pixels": 3136, "max_pixels": 12845056}),
+        ("qwen2_5_vl", {}, {}, {}, {"patch": 14, "min_pixels": 3136, "max_pixels": 1003520}),
+        (
+            "gemma3",
+            {"size": {"height": 448, "width": 448}, "resample": 2},
+            {"mm_tokens_per_image": 64},
+            {},
+            {"height": 448, "tokens": 64, "token_id": 2, "pan_and_scan": False},
+        ),
+        (
+            "gemma3",
+            {"do_pan_and_scan": None, "pan_and_scan_max_num_crops": None},
+            {},
+            {"image_seq_length": 100},
+            {"height": 896, "tokens": 100},
+        ),
+        (
+            "gemma4",
+            {"max_soft_tokens": 140},
+            {"vision_soft_tokens_per_image": 280},
+            {},
+            {"tokens": 140, "patch": 16, "pool": 3, "normalizes": False},
+        ),
+        (
+            "mistral3",
+            {"size": {"longest_edge": 1540}, "patch_size": 14},
+            {"spatial_merge_size": 2, "vision_config": {"patch_size": 14}},
+            {"image_break_token": "[B]"},
+            {"step": 28, "height": 1540, "row_end": "[B]"},
+        ),
+        (
+            "pixtral",
+            {"patch_size": {"height": 16, "width": 16}, "size": {"height": 100, "width": 200}},
+            {},
+            {},
+            {"step": 16, "height": 100, "width": 200},
+        ),
+        ("pixtral", {"patch_size": [14, 14], "size": 300}, {}, {}, {"step": 14, "height": 300, "width": 300}),
+        (
+            "llava",
+            {"crop_size": {"height": 336, "width": 336}, "size": {"shortest_edge": 336}},
+            {"vision_config": {"patch_size": 14}},
+            {},
+            {"typical_tokens": 576, "edge": 336},
+        ),
+        (
+            "llava",
+            {"crop_size": 224, "size": 224},
+            {"vision_feature_select_strategy": "full"},
+            {"patch_size": 14},
+            {"typical_tokens": 257, "edge": 0},
+        ),
+        (
+            "llava",
+            {"do_center_crop": False, "size": {"height": 384, "width": 384}},
+            {
+                "vision_config": {"patch_size": 16, "image_size": 384, "model_type": "siglip_vision_model"},
+                "vision_feature_select_strategy": "full",
+            },
+            {},
+            {"typical_tokens": 576, "shape": (384, 384)},
+        ),
+        ("smolvlm", SMOLVLM, {}, {"image_seq_len": 64}, {"edge": 2048, "tile": 512, "tokens": 64}),
+        (
+            "idefics3",
+            {"size": 728},
+            {"vision_config": {"patch_size": 14}, "scale_factor": 2},
+            {},
+            {"edge": 728, "tokens": 169},
+        ),
+        ("idefics3", {"max_image_size": 512}, {}, {}, {"tile": 512, "tokens": 169}),
+        (
+            "lfm2-vl",
+            {"do_image_splitting": False, "resample": 2, "encoder_patch_size": 16},
+            {"use_image_special_tokens": False},
+            {},
+            {"patches": 1024, "resample": 2, "marks": False},
+        ),
+        ("lfm2_vl", {"tile_size": 1024}, {}, {"use_image_special_tokens": True}, {"patches": 4096, "marks": True}),
+    ],
+)
+def test_settings_are_read_from_the_folders_files(
+    kind: str, raw: Any, config: Any, processor: Any, expected: dict[str, Any]
+) -> None:
+    found = settings(kind, raw, config, processor)
+    assert {name: getattr(found, name) for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("config", "raw", "reason"),
+    [
+        ({"model_type": "llama"}, {}, NO_TOWER),
+        ({"model_type": "qwen3_vl", "vision_config": None}, {}, NO_TOWER),
+        ({"model_type": "florence2", "vision_config": {}}, {}, "images of models of type 'florence2' are not served"),
+        ({"vision_config": {}}, {}, "of type 'None'"),
+        ({"model_type": "qwen3_vl", "vision_config": {}}, {"patch_size": 0}, "image settings can't be used"),
+        ({"model_type": "qwen3_vl", "vision_config": {}}, {"patch_size": "16"}, "image settings can't be used"),
+        ({"model_type": "qwen3_vl", "vision_config": {}}, {"max_pixels": 1 << 40}, "image settings can't be used"),
+        ({"model_type": "qwen3_vl", "vision_config": {}}, {"image_mean": [1]}, "image settings can't be used"),
+        ({"model_type": "gemma3", "vision_config": {}}, {"image_std": [0, 1, 1]}, "image settings can't be used"),
+        (
+            {"model_type": "llava", "vision_config": {}},
+            {"do_center_crop": False, "size": {"shortest_edge": 9}},
+            "several shapes",
+        ),
+        ({"model_type": "pixtral", "vision_config": {}}, {"size": "big"}, "image settings can't be used"),
+        ({"model_type": "smolvlm", "vision_config": {}}, {"max_image_size": {}}, ""),
+    ],
+)
+def test_a_folder_without_usable_settings_has_a_reason(config: Any, raw: Any, reason: str) -> None:
+    found, why = read_image_settings(config, raw, {}, VOCABULARY.get)
+    assert (found is None) == bool(reason)
+    assert reason in why
+    assert "\n" not in why
+
+
+def test_a_tokenizer_without_the_token_has_a_reason() -> None:
+    found, why = read_image_settings({"model_type": "gemma4", "vision_config": {}}, {}, {}, lambda token: None)
+    assert found is None
+    assert "no token '<|image|>' for images" in why
+
+
+def test_every_family_has_defaults() -> None:
+    for kind in FAMILIES:
+        found = settings(kind)
+        assert found.typical_tokens >= found.least_tokens >= 1
+        assert found.token in found.literal_tokens
+
+
+WHOLE = "\n\n<start_of_image><image_soft_token><end_of_image>\n\n"
+CROPS = f"Here is the original image {WHOLE} and here are some crops to help you see better {WHOLE} {WHOLE}"
+GLOBAL = "<fake_token_around_image><global-img><image><image><fake_token_around_image>"
+TILES = (
+    "<|image_start|><|img_row_1_col_1|><image><|img_row_1_col_2|><image><|img_thumbnail|><image><image><|image_end|>"
+)
+ROW = "<fake_token_around_image><row_{0}_col_1><image><image><fake_token_around_image><row_{0}_col_2><image><image>\n"
+
+
+@pytest.mark.parametrize(
+    ("kind", "raw", "layout", "expected"),
+    [
+        ("qwen3_vl", {}, Layout(((1, 4, 6),)), "<|image_pad|>" * 6),
+        ("gemma3", {"image_seq_length": 2}, Layout(), WHOLE.replace("_token>", "_token><image_soft_token>")),
+        ("gemma3", {"image_seq_length": 1}, Layout((), (1, 2)), CROPS),
+        ("gemma4", {}, Layout(((6, 3),)), "<|image><|image|><|image|><image|>"),
+        ("pixtral", {}, Layout(((32, 48),)), "[IMG][IMG][IMG][IMG_BREAK][IMG][IMG][IMG][IMG_END]"),
+        ("llava", {"size": 28, "crop_size": 28}, Layout(), "<image>" * 4),
+        ("smolvlm", {}, Layout(), GLOBAL),
+        ("smolvlm", {}, Layout((), (2, 2)), ROW.format(1) + ROW.format(2) + "\n" + GLOBAL),
+        ("lfm2_vl", {}, Layout(((4, 3),)), "<|image_start|>" + "<image>" * 4 + "<|image_end|>"),
+        ("lfm2_vl", {}, Layout(((2, 2), (2, 2), (2, 4)), (1, 2)), TILES),
+    ],
+)
+def test_the_text_of_an_image_is_that_of_the_familys_processor(
+    kind: str, raw: Any, layout: Layout, expected: str
+) -> None:
+    assert settings(kind, raw, {}, {"image_seq_len": 2}).text(layout) == expected
+
+
+def test_a_folder_may_leave_out_the_marks_of_views() -> None:
+    layout = Layout(((2, 2), (2, 2), (2, 4)), (1, 2))
+    assert settings("lfm2_vl", {}, {"use_image_special_tokens": False}).text(layout) == "<image>" * 4
+
+
+def test_gemmas_tokens_have_the_names_that_its_tokenizer_gives() -> None:
+    names = {"boi_token": "<start_of_image>", "eoi_token": "<END>", "image_token": "<image>"}
+    for kind, expected in (
+        ("gemma3", "\n\n<start_of_image><image><END>\n\n"),
+        ("gemma4", "<start_of_image><image><END>"),
+    ):
+        found, _ = read_image_settings(
+            {"model_type": kind, "vision_config": {}, "mm_tokens_per_image": 1}, {}, {}, VOCABULARY.get, names
+        )
+        assert found is not None
+        assert found.token_id == VOCABULARY["<image>"]
+        assert found.text(Layout(((3, 3),))) == expected
