@@ -39,6 +39,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "cache": ("core",),
     "grammar": ("core",),
     "text": ("core", "environment", "processes"),
+    "media": ("text.images", "text.work", "environment", "processes", "shared_memory"),
     "fronts": (
         *("core", "text", "telemetry", "host_names", "keys", "grammar"),
         *("engine.client", "engine.reservation", "engine.generation", "engine.status", "engine.observer"),
@@ -60,7 +61,7 @@ MLX = ("mlx", "mlx_lm", "mlx_vlm")
 MAY_IMPORT_MLX = ("runner", "cache.block_store", "bench.inprocess")
 CORE_LIBRARIES = ("msgspec",)
 WITHOUT_MLX = (
-    *("core", "cache.prefix_index", "engine", "text", "grammar", "fronts", "telemetry"),
+    *("core", "cache.prefix_index", "engine", "text", "media", "grammar", "fronts", "telemetry"),
     *("fleet", "installation", "compose", "library", "cli"),
 )
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from ...errors import TreadleError, from_code
 from .fork_server_process import Channel
+from .item_queue import QueuedItem
 from .messages import Exited, Failed, Order, Speeds
 
 MIN_CPU_S = 1.0
@@ -19,30 +20,22 @@ MIN_ELAPSED_S = 6.0
 MEAN_OVER = 10  # items
 
 
-@dataclass(eq=False)
-class WorkItem:
+@dataclass(eq=False, kw_only=True)
+class WorkItem(QueuedItem):
     """One call of a job, from its caller to its result. `attempts` counts the workers that have begun it."""
 
     order: Order
     payload: bytes
-    tenant: str
-    result: asyncio.Future[bytes]
-    expiry: asyncio.TimerHandle | None = None
     attempts: int = 0
+
+    @property
+    def size(self) -> int:
+        return len(self.order.params) + len(self.payload)
 
     @property
     def elapsed_limit_s(self) -> float:
         """Limit of elapsed time, in seconds: several times the limit of processor time."""
         return max(MIN_ELAPSED_S, ELAPSED_SLACK * self.order.cpu_s)
-
-    def resolve(self, outcome: bytes | TreadleError) -> None:
-        """Set the result or the error, unless the item is already done."""
-        if self.result.done():
-            return
-        if isinstance(outcome, TreadleError):
-            self.result.set_exception(outcome)
-        else:
-            self.result.set_result(outcome)
 
     def failure(self, exited: Exited | None, late: bool) -> str:
         """Describe how the item broke its worker; `late`: it exceeded `elapsed_limit_s`."""

@@ -74,7 +74,7 @@ class WorkerPool:
         self.on_killed = on_killed
         self.on_restart = on_restart
         self._clock = clock
-        self._queue = ItemQueue(self.max_wait_s, self._busy)
+        self._queue: ItemQueue[WorkItem] = ItemQueue(self.max_wait_s, self._busy)
         self._workers = WorkerSet(clock)
         self._server: ForkServerProcess | None = None
         self._load_order: Load | None = None
@@ -191,11 +191,12 @@ class WorkerPool:
         if self._closed:
             raise ServerStopping("the server is shutting down")
         order = Order(job, params, max(least_cpu_s, cpu_limit_s(self._speeds, parsed, tokenized)))
-        item = WorkItem(order, payload, tenant, asyncio.get_running_loop().create_future())
+        result: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        item = WorkItem(order=order, payload=payload, tenant=tenant, result=result)
         self._queue.put(item)
         self._dispatch()
         try:
-            return await item.result
+            return await result
         finally:
             self._queue.remove(item)
 

@@ -1,0 +1,40 @@
+"""Plans and pixels of every family, by the type of its settings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from PIL import Image
+
+from ...text.images.base import ImageSettings
+from ...text.images.gemma import Gemma3Images, Gemma4Images
+from ...text.images.idefics import IdeficsImages
+from ...text.images.lfm2 import Lfm2Images
+from ...text.images.llava import LlavaImages
+from ...text.images.pixtral import PixtralImages
+from ...text.images.qwen import QwenImages
+from . import gemma, idefics, lfm2, llava, pixtral, qwen
+from .plan import Plan
+from .values import Floats
+
+_FAMILIES: Mapping[type[ImageSettings], tuple[Callable[..., Plan], Callable[..., None]]] = {
+    QwenImages: (qwen.plan, qwen.write),
+    Gemma3Images: (gemma.plan3, gemma.write3),
+    Gemma4Images: (gemma.plan4, gemma.write4),
+    PixtralImages: (pixtral.plan, pixtral.write),
+    LlavaImages: (llava.plan, llava.write),
+    IdeficsImages: (idefics.plan, idefics.write),
+    Lfm2Images: (lfm2.plan, lfm2.write),
+}
+
+
+def plan_of(settings: Any, width: int, height: int, *, low: bool = False) -> Plan:
+    """Return the plan of an image of this size; `low`: few tokens are enough. Raises InvalidRequest for a shape that
+    the model can't read."""
+    return _FAMILIES[type(settings)][0](settings, width, height, low)
+
+
+def write_pixels(settings: Any, plan: Plan, image: Image.Image, out: Floats) -> None:
+    """Write the pixels of an RGB image to `out`, an array of the plan's shape."""
+    _FAMILIES[type(settings)][1](settings, plan, image, out)

@@ -1,0 +1,52 @@
+"""Pixels of LLaVA 1.5: the middle of the image in one size."""
+
+from __future__ import annotations
+
+from PIL import Image
+
+from ...text.images import Layout
+from ...text.images.llava import LlavaImages
+from .plan import Plan
+from .values import Floats, resized, write_channels
+
+
+def plan(settings: LlavaImages, width: int, height: int, low: bool) -> Plan:
+    """Return the plan of an image."""
+    return Plan((1, 3, *settings.shape), Layout())
+
+
+def write(settings: LlavaImages, plan: Plan, image: Image.Image, out: Floats) -> None:
+    """Write the middle of the image to `out`."""
+    if settings.pads:
+        image = _padded(image, settings)
+    image = resized(image, *_size(settings, image.width, image.height), settings.resample)
+    height, width = settings.shape
+    write_channels(_middle(image, width, height), settings, out[0], exact=True)
+
+
+def _size(settings: LlavaImages, width: int, height: int) -> tuple[int, int]:
+    """Return the width and height of the resized image."""
+    if not settings.edge:
+        return settings.width, settings.height
+    long = int(settings.edge * max(width, height) / min(width, height))
+    return (settings.edge, long) if width <= height else (long, settings.edge)
+
+
+def _middle(image: Image.Image, width: int, height: int) -> Image.Image:
+    """Return the middle of the image, with black beside what it does not have."""
+    if image.size == (width, height):
+        return image
+    fits = image.width >= width and image.height >= height
+    left, top = (image.width - width) // 2, (image.height - height) // 2
+    if not fits:
+        left, top = -((width - image.width + 1) // 2), -((height - image.height + 1) // 2)
+    return image.crop((left, top, left + width, top + height))
+
+
+def _padded(image: Image.Image, settings: LlavaImages) -> Image.Image:
+    """Return the image in the middle of a square of the mean colour."""
+    side = max(image.size)
+    red, green, blue = (int(level * 255) for level in settings.mean)
+    square = Image.new("RGB", (side, side), (red, green, blue))
+    square.paste(image, ((side - image.width) // 2, (side - image.height) // 2))
+    return square

@@ -1,0 +1,30 @@
+"""Plan of an image's preprocessing: sizes alone, from the image's own size."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ...errors import InvalidRequest
+from ...text.images import Layout
+
+ITEM_BYTES = 4
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The pixels are an array of `shape`, float32. `layout` is what the prompt needs to know."""
+
+    shape: tuple[int, ...]
+    layout: Layout
+
+    @property
+    def size_bytes(self) -> int:
+        size = ITEM_BYTES
+        for side in self.shape:
+            size *= side
+        return size
+
+
+def odd_shape(width: int, height: int) -> InvalidRequest:
+    """Return the refusal of an image whose shape the model can't see."""
+    return InvalidRequest(f"the image has {width} x {height} pixels, a shape that this model can't read: cut it")

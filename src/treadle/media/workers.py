@@ -1,0 +1,262 @@
+"""Image processes of one model: a bounded, fair queue of images, and processes that start with the first of them.
+
+An image that breaks a limit or crashes its process is refused, and the process is replaced with the next image. One
+that was ended from outside prepares its image again, once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from .. import shared_memory
+from ..errors import Busy, EngineUnavailable, InvalidRequest, ServerStopping, TreadleError, from_code
+from ..text.images import AnySettings, Layout
+from ..text.work.background_tasks import BackgroundTasks
+from ..text.work.item_queue import ItemQueue, QueuedItem, QueueWords
+from ..units import duration
+from .messages import FULL, Prepare, Prepared, Refused, Start
+from .process import ImageProcess, Lost
+
+log = logging.getLogger(__name__)
+
+MOST_PIXELS = 1 << 26
+MEMORY_BYTES = 3 << 30
+CPU_S = 10.0
+LIMIT_S = 30.0
+MIN_WAIT_S = 1.0
+MAX_ATTEMPTS = 2
+MEAN_OVER = 10  # images
+LOG_EVERY_S = 1.0
+WORDS = QueueWords("too many images wait to be read", "no image process came free")
+NO_MEMORY = (
+    "the shared memory of this machine is full: send smaller or fewer images (a container gets more of it with "
+    "--shm-size)"
+)
+
+
+class Pixels(msgspec.Struct, frozen=True):
+    """Preprocessed pixels: float32, an array of `shape` in shared memory `name`."""
+
+    name: str
+    shape: tuple[int, ...]
+    layout: Layout
+
+    @property
+    def size_bytes(self) -> int:
+        size = 4
+        for side in self.shape:
+            size *= side
+        return size
+
+
+@dataclass(eq=False, kw_only=True)
+class ImageItem(QueuedItem):
+    """One image, from its caller to its pixels. `attempts` counts the processes that have begun it."""
+
+    order: Prepare
+    data: bytes
+    attempts: int = 0
+
+    @property
+    def size(self) -> int:
+        return len(self.data)
+
+
+@dataclass
+class Counters:
+    """Counts since the start. `killed`: processes that an image ended, by the cause; `mean_s`: recent mean time of an
+    image in seconds."""
+
+    done: int = 0
+    refused: int = 0
+    killed: Counter[str] = field(default_factory=Counter)
+    mean_s: float = 0.0
+
+    def record(self, spent_s: float) -> None:
+        self.done += 1
+        self.mean_s += (spent_s - self.mean_s) / min(self.done, MEAN_OVER)
+
+
+def image_workers() -> int:
+    """Return the number of image processes: an image takes tens of milliseconds, and a process 60 MB."""
+    return min(4, max(1, (os.cpu_count() or 1) // 4))
+
+
+class ImageWorkers:
+    """Image processes of one model, `most` at a time. Runs on the event loop. `on_refused` and `on_killed` are called
+    for the metrics; `make` makes a process."""
+
+    def __init__(
+        self,
+        settings: AnySettings,
+        *,
+        most: int = 1,
+        max_wait_s: float = 4.0,
+        limit_s: float = LIMIT_S,
+        cpu_s: float = CPU_S,
+        on_refused: Callable[[], None] = lambda: None,
+        on_killed: Callable[[str], None] = lambda cause: None,
+        make: Callable[[Start, float], ImageProcess] = ImageProcess,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.most = most
+        self._start = Start(settings, MOST_PIXELS, MEMORY_BYTES, cpu_s)
+        self._limit_s = limit_s
+        self._on_refused = on_refused
+        self._on_killed = on_killed
+        self._make = make
+        self._clock = clock
+        self._queue: ItemQueue[ImageItem] = ItemQueue(max(MIN_WAIT_S, max_wait_s), self._busy, WORDS)
+        self._idle: list[ImageProcess] = []
+        self._processes: set[ImageProcess] = set()
+        self._tasks = BackgroundTasks()
+        self._busy_count = 0
+        self._number = 0
+        self._logged_at = float("-inf")
+        self._closed = False
+        self.counters = Counters()
+
+    async def prepare(
+        self, data: bytes, media_type: str = "", *, low: bool = False, most_bytes: int = 1 << 62, tenant: str = ""
+    ) -> Pixels:
+        """Make the pixels of an image. The caller owns the shared memory, and removes it.
+
+        Raises InvalidRequest for an image that can't be used, Busy where no process comes free in time or the machine
+        has no shared memory, EngineUnavailable where no process can be started, and ServerStopping.
+        """
+        if self._closed:
+            raise ServerStopping("the server is shutting down")
+        self._number += 1
+        name = shared_memory.name_of(os.getpid(), self._number)
+        order = Prepare(name, media_type, low, most_bytes)
+        item = ImageItem(order=order, data=data, tenant=tenant, result=asyncio.get_running_loop().create_future())
+        self._queue.put(item)
+        self._dispatch()
+        try:
+            prepared: Prepared = await item.result
+        except BaseException:
+            shared_memory.unlink(name)
+            raise
+        finally:
+            self._queue.remove(item)
+        return Pixels(name, prepared.shape, prepared.layout)
+
+    async def close(self) -> None:
+        """End all processes. Queued and running images fail with ServerStopping."""
+        self._closed = True
+        while len(self._queue):
+            self._queue.take().resolve(ServerStopping("the server is shutting down"))
+        await self._tasks.cancel()
+        for process in list(self._processes):
+            await self._end(process)
+
+    def _dispatch(self) -> None:
+        """Give queued images to processes, of which each has one at a time."""
+        while len(self._queue) and self._busy_count < self.most:
+            item = self._queue.take()
+            if not item.result.done():
+                self._busy_count += 1
+                self._tasks.spawn(self._run(item))
+
+    async def _run(self, item: ImageItem) -> None:
+        try:
+            item.resolve(await self._outcome(item))
+        except asyncio.CancelledError:
+            item.resolve(ServerStopping("the server is shutting down"))
+            raise
+        finally:
+            if item.result.cancelled() or not item.result.done():
+                shared_memory.unlink(item.order.name)  # its caller has left
+            self._busy_count -= 1
+            if not self._closed:
+                self._dispatch()
+
+    async def _outcome(self, item: ImageItem) -> Prepared | TreadleError:
+        """Prepare an image, again where its process was ended from outside."""
+        lost = Lost("crashed", outside=True)
+        while item.attempts < MAX_ATTEMPTS and lost.outside:
+            item.attempts += 1
+            try:
+                process = await self._process()
+            except OSError as error:
+                self._warn("no image process could be started (%s); images get 503 until one can", error)
+                return EngineUnavailable(f"no image process could be started: {error}", retry_after_s=2.0)
+            began = self._clock()
+            try:
+                message = await process.prepare(item.order, item.data)
+            except Lost as error:
+                lost = error
+                await self._end(process)
+                shared_memory.unlink(item.order.name)
+                continue
+            except BaseException:
+                await self._end(process)
+                raise
+            self._idle.append(process)
+            self.counters.record(self._clock() - began)
+            return self._error_of(message) if isinstance(message, Refused) else message
+        return self._fault(lost)
+
+    async def _process(self) -> ImageProcess:
+        """Return an idle process, or a new one. Raises OSError."""
+        if self._idle:
+            return self._idle.pop()
+        process = self._make(self._start, self._limit_s)
+        self._processes.add(process)
+        try:
+            await process.start()
+        except BaseException:
+            self._processes.discard(process)
+            raise
+        return process
+
+    async def _end(self, process: ImageProcess) -> None:
+        self._processes.discard(process)
+        with contextlib.suppress(ValueError):
+            self._idle.remove(process)
+        await process.close()
+
+    def _fault(self, lost: Lost) -> InvalidRequest:
+        self.counters.killed[lost.how] += 1
+        self._on_killed("image")
+        self._warn("the image process %s on an image, which got 400; the next image gets a new process", lost.how)
+        return InvalidRequest(f"the image process {lost.how} on this image: send another")
+
+    def _error_of(self, message: Refused) -> TreadleError:
+        return self._busy(NO_MEMORY) if message.code == FULL else from_code(message.code, message.message)
+
+    def _busy(self, why: str) -> Busy:
+        self.counters.refused += 1
+        self._on_refused()
+        wait_s = max(1.0, (len(self._queue) + self._busy_count) * self.counters.mean_s / self.most)
+        again = "" if why == NO_MEMORY else f"; try again in about {duration(wait_s)}"
+        return Busy(f"the server is busy: {why}{again}", retry_after_s=wait_s)
+
+    def _warn(self, text: str, cause: object) -> None:
+        """Log a line, at most one in LOG_EVERY_S seconds: hostile clients must not fill the log."""
+        if self._clock() - self._logged_at >= LOG_EVERY_S:
+            self._logged_at = self._clock()
+            log.warning(text, cause)
+
+    def statistics(self) -> dict[str, Any]:
+        """Return plain values for `/v1/status`."""
+        counters = self.counters
+        return {
+            "processes": len(self._processes),
+            "pids": [process.pid for process in self._processes],
+            "pending": len(self._queue) + self._busy_count,
+            "done": counters.done,
+            "refused": counters.refused,
+            "killed": dict(counters.killed),
+            "mean_s": round(counters.mean_s, 6),
+        }

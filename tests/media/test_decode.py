@@ -1,0 +1,155 @@
+"""Decoding of images: what the bytes are counts, limits hold before decoding, and each fault has its own words."""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import ExifTags, Image
+
+from tests.media.pictures import animated, claimed_png, encoded, picture, png
+from treadle.errors import InvalidRequest
+from treadle.media.decode import decode, open_image, upright_size
+
+MOST = 1 << 20
+
+
+def decoded(data: bytes, media_type: str = "") -> Image.Image:
+    return decode(open_image(data, media_type, MOST))
+
+
+def same(image: Image.Image, other: Image.Image) -> bool:
+    return image.mode == other.mode and np.array_equal(np.asarray(image), np.asarray(other))
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "media_type"),
+    [
+        ("PNG", {}, "image/png"),
+        ("WEBP", {"lossless": True}, "image/webp"),
+        ("BMP", {}, "image/bmp"),
+        ("JPEG", {"quality": 95}, "image/jpg"),
+        ("GIF", {}, "image/gif; charset=binary"),
+        ("PNG", {}, ""),
+        ("PNG", {}, "application/octet-stream"),
+        ("MPO", {"save_all": True}, "image/jpeg"),
+    ],
+)
+def test_formats_are_read_to_rgb(kind: str, options: dict[str, Any], media_type: str) -> None:
+    drawn = picture(40, 30)
+    found = decoded(encoded(drawn, kind, **options), media_type)
+    assert (found.size, found.mode) == ((40, 30), "RGB")
+    if kind in ("PNG", "WEBP", "BMP"):
+        assert same(found, drawn)
+    else:
+        assert np.abs(np.asarray(found, int) - np.asarray(drawn, int)).mean() < 30
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGBA", "CMYK", "I;16"])
+def test_other_modes_become_rgb(mode: str) -> None:
+    image = Image.new(mode, (5, 4))
+    kind = "JPEG" if mode == "CMYK" else "PNG"
+    assert decoded(encoded(image, kind)).mode == "RGB"
+
+
+@pytest.mark.parametrize("kind", ["GIF", "WEBP", "PNG"])
+def test_of_an_animation_the_first_frame_counts(kind: str) -> None:
+    first, second = (decoded(animated(kind, seed)) for seed in (1, 2))
+    found = decoded(animated(kind, 1, 2, 3))
+    distances = [np.abs(np.asarray(found, int) - np.asarray(other, int)).mean() for other in (first, second)]
+    assert distances[0] < distances[1]
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_images_are_turned_upright_by_their_exif(orientation: int) -> None:
+    drawn = picture(20, 10)
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = orientation
+    turns = {
+        2: Image.Transpose.FLIP_LEFT_RIGHT,
+        3: Image.Transpose.ROTATE_180,
+        4: Image.Transpose.FLIP_TOP_BOTTOM,
+        5: Image.Transpose.TRANSPOSE,
+        6: Image.Transpose.ROTATE_270,
+        7: Image.Transpose.TRANSVERSE,
+        8: Image.Transpose.ROTATE_90,
+    }
+    expected = drawn.transpose(turns[orientation]) if orientation in turns else drawn
+    opened = open_image(encoded(drawn, exif=exif), "", MOST)
+    assert upright_size(opened) == expected.size
+    assert same(decode(opened), expected)
+
+
+def test_exif_that_can_not_be_read_turns_nothing() -> None:
+    data = encoded(picture(20, 10), exif=b"Exif\0\0II*\0\xff\xff\xff\x7fgarbage")
+    assert decoded(data).size == (20, 10)
+
+
+TORN = png(64, 64)
+GIF = encoded(picture(30, 30), "GIF")
+
+
+@pytest.mark.parametrize(
+    ("data", "media_type", "words"),
+    [
+        (b"", "", "empty"),
+        (b"hello", "", "not an image that can be read here: send PNG, JPEG"),
+        (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "", "not an image"),
+        (encoded(picture(8, 8), "TIFF"), "", "not an image"),
+        (encoded(picture(8, 8), "ICO"), "", "not an image"),
+        (png(), "image/jpeg", "said to be image/jpeg, and its bytes are PNG"),
+        (encoded(picture(8, 8), "JPEG"), "image/png", "said to be image/png, and its bytes are JPEG"),
+        (png(), "image/svg+xml", r"media type 'image/svg\+xml' is not read here"),
+        (png(), "text/html", "media type 'text/html'"),
+        (claimed_png(100_000, 100_000), "", "100000 x 100000 pixels and 1048576 are read here at most"),
+        (claimed_png(0, 5), "", r"not an image|damaged|no pixels"),
+        (claimed_png(2000, 500), "", "damaged"),
+        (TORN[: len(TORN) // 2], "", "damaged"),
+        (GIF[:-40], "", "damaged"),
+        (TORN[:20], "", r"damaged|not an image"),
+    ],
+)
+def test_what_can_not_be_used_is_refused_in_its_own_words(data: bytes, media_type: str, words: str) -> None:
+    with pytest.raises(InvalidRequest, match=words) as caught:
+        decoded(data, media_type)
+    assert "\n" not in caught.value.message
+
+
+def test_nothing_is_decoded_of_an_image_over_the_limit() -> None:
+    """The header alone is read: a megabyte of zeros stays as it is."""
+    data = claimed_png(2000, 2000) + zlib.compress(bytes(1 << 20))
+    with pytest.raises(InvalidRequest, match="2000 x 2000"):
+        open_image(data, "", MOST)
+
+
+def test_damage_at_random_places_is_a_refusal_or_an_image() -> None:
+    random = np.random.default_rng(5)
+    files = [encoded(picture(24, 24), kind) for kind in ("PNG", "JPEG", "GIF", "WEBP", "BMP")]
+    outcomes = set()
+    for _ in range(200):
+        data = bytearray(files[random.integers(len(files))])
+        for place in random.integers(0, len(data), 3):
+            data[place] = random.integers(256)
+        try:
+            outcomes.add(decoded(bytes(data)).mode)
+        except InvalidRequest as error:
+            outcomes.add(type(error).__name__)
+    assert outcomes == {"RGB", "InvalidRequest"}
+
+
+def test_memory_errors_are_not_taken_for_damage(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*arguments: Any, **options: Any) -> Any:
+        raise MemoryError
+
+    opened = open_image(png(), "", MOST)
+    monkeypatch.setattr(opened, "load", fails)
+    with pytest.raises(MemoryError):
+        decode(opened)
+    monkeypatch.setattr(opened, "getexif", fails)
+    with pytest.raises(MemoryError):
+        upright_size(opened)
+    monkeypatch.setattr(Image, "open", fails)
+    with pytest.raises(MemoryError):
+        open_image(png(), "", MOST)
