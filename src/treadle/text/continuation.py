@@ -21,7 +21,7 @@ def with_marker(message: Mapping[str, Any]) -> dict[str, Any]:
     content = message["content"]
     if isinstance(content, str):
         return {**message, "content": content + MARKER}
-    *before, last = content or [{"type": "text", "text": ""}]
+    *before, last = content if content and "text" in content[-1] else [*content, {"type": "text", "text": ""}]
     return {**message, "content": [*before, {**last, "text": last["text"] + MARKER}]}
 
 
@@ -44,4 +44,4 @@ def cut_at_marker(rendered: str, message: Mapping[str, Any]) -> str:
 
 def _text(message: Mapping[str, Any]) -> str:
     content = message["content"]
-    return content if isinstance(content, str) else "".join(part["text"] for part in content)
+    return content if isinstance(content, str) else "".join(part.get("text", "") for part in content)

@@ -1,6 +1,7 @@
 """Text settings of a model folder: vocabulary, context, EOS, default sampling, special tokens.
 
-Read from config.json, generation_config.json, tokenizer_config.json and special_tokens_map.json.
+Read from config.json, generation_config.json, tokenizer_config.json and special_tokens_map.json, and for images from
+preprocessor_config.json and processor_config.json.
 """
 
 from __future__ import annotations
@@ -19,6 +20,10 @@ from ..errors import ConfigError, ModelError
 
 log = logging.getLogger(__name__)
 
+_FILES = (
+    *("config", "generation_config", "tokenizer_config", "special_tokens_map"),
+    *("preprocessor_config", "processor_config"),
+)
 _NESTED = ("text_config", "language_config", "llm_config")
 _CONTEXT_NAMES = (
     "max_position_embeddings",
@@ -41,14 +46,15 @@ class FolderConfig:
     generation: Mapping[str, Any]
     tokenizer: Mapping[str, Any]
     special: Mapping[str, Any]
+    preprocessor: Mapping[str, Any]
+    processor: Mapping[str, Any]
 
     @classmethod
     def read(cls, folder: Path) -> FolderConfig:
         """Read the folder. Raises ModelError when config.json is missing or one of the files is broken."""
         if not (folder / "config.json").exists():
             raise ModelError(f"{folder} has no config.json: give a model folder in Hugging Face layout")
-        names = ("config.json", "generation_config.json", "tokenizer_config.json", "special_tokens_map.json")
-        return cls(folder, *(read_object(folder / name) for name in names))
+        return cls(folder, *(read_object(folder / f"{name}.json") for name in _FILES))
 
     def _configs(self) -> Iterator[Mapping[str, Any]]:
         yield self.config

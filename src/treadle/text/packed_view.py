@@ -14,6 +14,7 @@ import msgspec
 
 from ..errors import ModelError
 from .answer_formats import AnswerFormats
+from .images import AnySettings
 from .text_view import TextView
 from .token_decoder import ByteTokenDecoder, TokenDecoder, TokenLookup
 
@@ -69,6 +70,8 @@ class Packed(msgspec.Struct, frozen=True):
     prefix: tuple[int, ...]
     formats: AnswerFormats
     token_decoder: PackedByteDecoder | PackedWindowDecoder
+    images: AnySettings | None
+    no_images: str
 
 
 def pack(model: TextModel) -> Packed:
@@ -91,6 +94,8 @@ def pack(model: TextModel) -> Packed:
         prefix=model.prefix,
         formats=model.formats,
         token_decoder=_pack_decoder(model.token_decoder, model.ids),
+        images=model.images,
+        no_images=model.no_images,
     )
 
 

@@ -126,8 +126,9 @@ class SpecialTokenGuard:
         if isinstance(content, str):
             result["content"] = finder.split(content, sentinel)
         elif isinstance(content, list):
-            texts = finder.split_across([part["text"] for part in content], sentinel)
-            result["content"] = [{**part, "text": text} for part, text in zip(content, texts, strict=True)]
+            texts = finder.split_across([part.get("text", "") for part in content], sentinel)
+            both = zip(content, texts, strict=True)
+            result["content"] = [{**part, "text": text} if "text" in part else part for part, text in both]
         return result
 
 
@@ -177,7 +178,7 @@ def _texts_of(message: Mapping[str, Any]) -> Iterable[str]:
     if isinstance(content, str):
         yield content
     elif isinstance(content, list):
-        yield "".join(part["text"] for part in content)
+        yield "".join(part.get("text", "") for part in content)
     yield from (message[key] for key in TEXT_KEYS if isinstance(message.get(key), str))
 
 

@@ -32,6 +32,7 @@ from .template_traits import TemplateTraits, probe
 _MAX_CHARS = 32 * 1024 * 1024
 _MAX_S = 10.0
 _PROBES = ((0, 4), (1, 4), (1, 2))  # slices of the probe's turns: templates differ in the orders of roles they accept
+_IMAGE = {"type": "image"}
 _REASONING_KEYS = ("thinking", "reasoning")  # of messages, besides `reasoning_content`
 _RESERVED_NAMES = frozenset({"messages", "tools", "add_generation_prompt"})
 
@@ -183,6 +184,20 @@ class ChatTemplate:
         except (InvalidRequest, ModelError):
             return ""
 
+    @property
+    def takes_parts(self) -> bool:
+        """Whether the template writes content of several parts, which images are."""
+        return self._content_format is not ContentFormat.TEXT
+
+    def image_text(self, placeholder: str) -> str:
+        """Return the text that the template writes for an image between two texts of a user; the placeholder alone
+        where it writes none, or writes images in front."""
+        before, behind = "alphaprobe", "betaprobe"
+        texts = [{"type": "text", "text": before}, _IMAGE, {"type": "text", "text": behind}]
+        written = self._render_probe(texts) if self.takes_parts else ""
+        found = written.partition(before)[2].partition(behind)[0]
+        return found if found.count(placeholder) == 1 else placeholder
+
     def _render_probe(self, content: Any) -> str:
         try:
             return self._run(
@@ -237,7 +252,7 @@ def _normalize_content(message: Mapping[str, Any], index: int, content: ContentF
     value = message.get("content")
     where = f"messages[{index}].content"
     if isinstance(value, list):
-        parts = [_text_part(part, f"{where}[{i}]") for i, part in enumerate(value)]
+        parts = [_part(part, f"{where}[{i}]", content) for i, part in enumerate(value)]
         return {**message, "content": "".join(p["text"] for p in parts) if content is ContentFormat.TEXT else parts}
     if value is None:
         value = ""
@@ -246,9 +261,11 @@ def _normalize_content(message: Mapping[str, Any], index: int, content: ContentF
     return {**message, "content": [{"type": "text", "text": value}] if content is ContentFormat.PARTS else value}
 
 
-def _text_part(part: Any, where: str) -> dict[str, Any]:
+def _part(part: Any, where: str, content: ContentFormat) -> dict[str, Any]:
     if not isinstance(part, Mapping) or not isinstance(part.get("type"), str):
         raise InvalidRequest(f"{where} must be an object with a type", param=where)
+    if part == _IMAGE and content is not ContentFormat.TEXT:
+        return dict(part)
     if part["type"] != "text":
         raise InvalidRequest(f"{where} is of type {part['type']!r}, but this model reads text only", param=where)
     if not isinstance(part.get("text"), str):

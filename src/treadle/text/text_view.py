@@ -11,6 +11,7 @@ from pathlib import Path
 
 from .answer_formats import AnswerFormats
 from .detokenizer import Detokenizer
+from .images import AnySettings
 from .token_decoder import TokenDecoder
 
 
@@ -22,7 +23,7 @@ class TextView:
     on a small mixed sample, for estimates only. `longest_token`: in bytes. `default_sampling`: valid values of
     generation_config.json. `stop_strings`: strings that end an answer in a chat. `special_ids`: hidden in answers.
     `named_ids`: ids of special tokens by text. `prefix`: ids that the tokenizer puts before a text. `formats`: of tool
-    calls and reasoning.
+    calls and reasoning. `images`: how the model sees images; None for `no_images`, the reason.
     """
 
     folder: Path
@@ -42,6 +43,8 @@ class TextView:
     token_decoder: TokenDecoder = field(repr=False)
     prefix: tuple[int, ...]
     formats: AnswerFormats
+    images: AnySettings | None
+    no_images: str
 
     def stop_tokens(self, stops: Sequence[str]) -> tuple[int, ...]:
         """Return ids of stop strings that are special tokens. They are hidden in text, so they must match as tokens."""

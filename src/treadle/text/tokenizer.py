@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tokenizers import AddedToken, Tokenizer
 
-from ..errors import ContextLengthExceeded, InvalidRequest, ModelError, one_line
+from ..errors import ContextLengthExceeded, InvalidRequest, ModelError, UnsupportedParameter, one_line
 from .answer_formats import AUTO, AnswerFormats, choose_formats
 from .byte_decoders import byte_token_decoder
 from .check import check_text
 from .folder import FolderConfig, read_regular
 from .formats.registry import find
+from .images import Layout, read_image_settings
+from .images.prompt import ImageForm, ImageTexts, PlacedImage, images_of
 from .past_calls import PastCallWriter
 from .special_tokens import GuardedChat, Separator, SpecialTokenGuard
 from .template_traits import TemplateTraits
@@ -26,6 +28,7 @@ from .window_decoder import WindowTokenDecoder
 
 MAX_VOCABULARY = 1 << 22
 _NAME_CHARS = 256
+NO_LAYOUTS: Mapping[bytes, Layout] = {}
 _ENOUGH = 2.0  # contexts of text to tokenize first, if the prompt looks over twice as long
 _SPARE = 16
 _SAMPLE = (
@@ -40,10 +43,11 @@ _SAMPLE = (
 
 @dataclass(frozen=True)
 class ChatPrompt:
-    """A rendered chat: its token ids, and its text."""
+    """A rendered chat: its token ids, its text, and the places of its images."""
 
     ids: list[int]
     text: str
+    images: Sequence[PlacedImage] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,6 +105,9 @@ class TextModel(TextView):
             raise ModelError(f"{files.folder} has a vocabulary of over {MAX_VOCABULARY} tokens, which no model has")
         eos = tokenizer.token_to_id(special.get("eos_token", ""))
         token_decoder = byte_token_decoder(tokenizer, [sample]) or WindowTokenDecoder(tokenizer)
+        images, no_images = read_image_settings(
+            files.config, files.preprocessor, files.processor, tokenizer.token_to_id, special
+        )
         return cls(
             folder=files.folder,
             vocabulary=vocabulary,
@@ -119,8 +126,10 @@ class TextModel(TextView):
             token_decoder=token_decoder,
             prefix=_tokens_before_text(tokenizer),
             formats=formats,
+            images=images,
+            no_images=no_images,
             chat_template=template,
-            guard=_guard(added, template, special.get("eos_token")),
+            guard=_guard(added, template, special.get("eos_token"), () if images is None else images.literal_tokens),
             _tokenizer=tokenizer,
             _overflows=ceiling > vocabulary,
         )
@@ -223,35 +232,61 @@ class TextModel(TextView):
         most: int | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
+        images: Mapping[bytes, Layout] = NO_LAYOUTS,
     ) -> ChatPrompt:
         """Render and tokenize messages; special tokens in their texts stay text. Tools and turns that the template
         can't write become text in their place (`turn_forms`).
 
-        `rendered` is called between rendering and tokenizing. `most`: see `encode`. Raises InvalidRequest, the
-        template's own refusal included.
+        `rendered` is called between rendering and tokenizing. `most`: see `encode`. `images` are the layouts of their
+        images, by the images' keys. Raises InvalidRequest, the template's own refusal included, and ImagesNeeded for
+        images without a layout.
         """
+        writer = self._image_texts(messages, images)
         traits = TemplateTraits() if self.chat_template is None else self.chat_template.traits
         definitions = tools if traits.tools else None
         past_calls = PastCallWriter(find(self.formats.tools) if self.formats.by_template else None)
         refusal: TemplateRefusal | None = None
         for turns in forms(messages, tools, traits, past_calls.write):
-            guarded = self._guarded(turns, extra or {}, definitions or ())
-            try:
-                text = self.render_chat(
-                    turns if guarded is None else guarded.messages,
-                    add_generation_prompt=add_generation_prompt,
-                    continue_final_message=continue_final_message,
-                    tools=definitions if guarded is None else guarded.tools,
-                    extra=extra if guarded is None else guarded.extra,
-                )
-            except TemplateRefusal as error:
-                refusal = refusal or error
-                continue
-            text = past_calls.restore(text)
-            rendered()
-            return ChatPrompt(self.encode_chat(text, None if guarded is None else guarded.sentinel, most=most), text)
+            for form in self._image_forms(turns, writer):
+                guarded = self._guarded(form.turns, extra or {}, definitions or ())
+                try:
+                    text = self.render_chat(
+                        form.turns if guarded is None else guarded.messages,
+                        add_generation_prompt=add_generation_prompt,
+                        continue_final_message=continue_final_message,
+                        tools=definitions if guarded is None else guarded.tools,
+                        extra=extra if guarded is None else guarded.extra,
+                    )
+                except TemplateRefusal as error:
+                    refusal = refusal or error
+                    continue
+                restored = past_calls.restore(text)
+                filled = restored if writer is None else writer.fill(restored, form, turns)
+                if filled is None:
+                    refusal = refusal or _no_place_for_images()
+                    continue
+                rendered()
+                ids = self.encode_chat(filled, None if guarded is None else guarded.sentinel, most=most)
+                return ChatPrompt(ids, filled, () if writer is None else writer.places(ids, turns))
         assert refusal is not None
         raise refusal
+
+    def _image_texts(self, messages: Sequence[Mapping[str, Any]], images: Mapping[bytes, Layout]) -> ImageTexts | None:
+        """Return the writer of the messages' images; None where there are none. Raises ImagesNeeded, and
+        UnsupportedParameter where the model reads none."""
+        first = next(images_of(messages), None)
+        if first is None:
+            return None
+        if self.images is None:
+            raise UnsupportedParameter(f"{first.at} is an image, and {self.no_images}: leave it out", param=first.at)
+        return ImageTexts(self.images, images, messages)
+
+    def _image_forms(self, turns: list[dict[str, Any]], writer: ImageTexts | None) -> Iterator[ImageForm]:
+        if writer is None or self.images is None or self.chat_template is None:
+            yield ImageForm(turns)
+            return
+        text = self.chat_template.image_text(self.images.placeholder)
+        yield from writer.forms(turns, text, by_template=self.chat_template.takes_parts)
 
     def _guarded(
         self, turns: Sequence[Mapping[str, Any]], extra: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]
@@ -262,6 +297,10 @@ class TextModel(TextView):
             raise InvalidRequest(
                 "tools, or the arguments of a call, are nested too deeply: flatten them", param="messages"
             ) from None
+
+
+def _no_place_for_images() -> TemplateRefusal:
+    return TemplateRefusal("the model's chat template does not write these images: send fewer", param="messages")
 
 
 def _open(path: Path) -> Tokenizer:
@@ -282,8 +321,11 @@ def _open(path: Path) -> Tokenizer:
     return tokenizer
 
 
-def _guard(added: Mapping[int, AddedToken], template: ChatTemplate | None, eos: str | None) -> SpecialTokenGuard:
-    """Build the guard. Its separator is a special token that strips no neighbouring space, preferably EOS."""
+def _guard(
+    added: Mapping[int, AddedToken], template: ChatTemplate | None, eos: str | None, of_images: Sequence[str]
+) -> SpecialTokenGuard:
+    """Build the guard. Its separator is a special token that strips no neighbouring space, preferably EOS. The tokens
+    `of_images` are special too."""
     special = {token.content: token for token in added.values() if token.special and token.content}
     ids = {token.content: i for i, token in added.items()}
     candidates = sorted(
@@ -292,7 +334,7 @@ def _guard(added: Mapping[int, AddedToken], template: ChatTemplate | None, eos: 
     separator = Separator(candidates[0].content, ids[candidates[0].content]) if candidates else None
     literal_text = "" if template is None else template.literal_text
     template_tokens = [token.content for token in added.values() if not token.special and token.content in literal_text]
-    return SpecialTokenGuard(special, template_tokens, separator)
+    return SpecialTokenGuard([*special, *of_images], template_tokens, separator)
 
 
 def _id_limit(tokenizer: Tokenizer) -> int:

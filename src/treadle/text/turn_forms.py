@@ -18,6 +18,7 @@ from .past_calls import arguments_object
 from .template_traits import ArgumentsForm, TemplateTraits
 
 Turn = dict[str, Any]
+Content = str | list[dict[str, Any]]
 WriteCalls = Callable[[Sequence[Mapping[str, Any]]], str]
 
 _RESULT = "_result"
@@ -189,8 +190,8 @@ def _call_text(turn: Turn, write_calls: WriteCalls) -> Turn:
 
 def _result_text(turn: Turn) -> Turn:
     """Return the result of a call as a turn of the user."""
-    text = f"<tool_response>\n{_text(turn)}\n</tool_response>"
-    return {"role": "user", "content": text, _RESULT: True}
+    content = _glued(["<tool_response>\n", turn["content"], "\n</tool_response>"])
+    return {"role": "user", "content": content, _RESULT: True}
 
 
 def _orphans(turns: Sequence[Turn]) -> frozenset[int]:
@@ -247,22 +248,32 @@ def _as_one(group: Sequence[Turn]) -> Turn:
     if first is last:
         return first
     reasoning = [turn["reasoning_content"] for turn in group if turn.get("reasoning_content")]
-    joined = {**first, "content": _joined_text([turn for turn in group if turn["content"]])}
+    joined = {**first, "content": _joined_content([turn for turn in group if turn["content"]])}
     joined |= {"reasoning_content": "\n\n".join(reasoning)} if reasoning else {}
     return joined | ({"tool_calls": last["tool_calls"]} if last.get("tool_calls") else {})
 
 
-def _joined_text(turns: Sequence[Turn]) -> str:
-    """Return the turns' texts as one, results apart by a line break and others by an empty line."""
-    parts = [_text(turn) for turn in turns[:1]]
+def _joined_content(turns: Sequence[Turn]) -> Content:
+    """Return the turns' contents as one, results apart by a line break and others by an empty line."""
+    parts = [turn["content"] for turn in turns[:1]]
     for before, turn in itertools.pairwise(turns):
-        parts += ["\n" if _RESULT in before and _RESULT in turn else "\n\n", _text(turn)]
-    return "".join(parts)
+        parts += ["\n" if _RESULT in before and _RESULT in turn else "\n\n", turn["content"]]
+    return _glued(parts)
 
 
 def _append(turn: Turn, text: str, between: str = "\n\n") -> Turn:
-    before = _text(turn)
-    return {**turn, "content": before + between + text if before and text else before + text}
+    before = turn["content"]
+    return {**turn, "content": _glued([before, between, text] if before and text else [before, text])}
+
+
+def _glued(contents: Sequence[Content]) -> Content:
+    """Return contents as one: a text, or parts where there are images among them."""
+    parts: list[dict[str, Any]] = []
+    for content in contents:
+        parts += [{"type": "text", "text": content}] if isinstance(content, str) else content
+    if all(part["type"] == "text" for part in parts):
+        return "".join(part["text"] for part in parts)
+    return [part for part in parts if part.get("text") != ""]
 
 
 def _text(turn: Turn) -> str:
