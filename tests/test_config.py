@@ -30,6 +30,7 @@ DEFAULTS: dict[str, Any] = {
     "no_auth": False,
     "allowed_host": (),
     "cors_origin": (),
+    "image_hosts": (),
     "max_body_bytes": None,
     "response_store": 256 * 2**20,
     "stall": 30.0,
@@ -81,6 +82,7 @@ OTHERS: dict[str, Any] = {
     "no_auth": True,
     "allowed_host": ("mybox.local", "*.example.lan"),
     "cors_origin": ("http://localhost:3000",),
+    "image_hosts": ("images.example.com", "*.example.org"),
     "max_body_bytes": 1,
     "response_store": 0,
     "stall": 1.5,
@@ -367,7 +369,9 @@ def test_what_is_no_origin_is_refused_with_the_one_that_was_meant(origin: str, m
     assert raised.value.param == "cors_origin"
 
 
-@pytest.mark.parametrize(("field", "other"), [("allowed_host", "a.lan"), ("cors_origin", "http://a.lan")])
+@pytest.mark.parametrize(
+    ("field", "other"), [("allowed_host", "a.lan"), ("cors_origin", "http://a.lan"), ("image_hosts", "a.example")]
+)
 def test_a_name_beside_the_star_would_do_nothing(field: str, other: str) -> None:
     error = wrong(re.escape(f"{field} '*' covers all others"), **{field: ["*", other]})
     assert error.param == field
@@ -470,3 +474,10 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
 def test_addresses_to_listen_on_are_kept_in_full_and_without_brackets() -> None:
     settings = Settings(host="[::1]", grpc_host="127.1", grpc_port=0)
     assert (settings.host, settings.grpc_host) == ("::1", "127.0.0.1")
+
+
+@pytest.mark.parametrize("name", ["http://a.example", "a.example:443", "127.0.0.1", "a b", ""])
+def test_a_host_of_images_is_a_name(name: str) -> None:
+    with pytest.raises(ConfigError, match="image_hosts") as raised:
+        Settings(image_hosts=("good.example", name))
+    assert raised.value.param == "image_hosts"

@@ -59,6 +59,7 @@ class Settings:
     them from its template, and the reasoning "none" leaves it in the text. `require_model` refuses HTTP requests that
     name no model.
 
+    `image_hosts` holds the host names from which images are fetched by URL; without any, images come in requests.
     `allowed_host` and `cors_origin` hold the host names the server answers to and the web origins whose pages may call
     it. `no_auth` and `grpc_no_auth` permit addresses beyond loopback without authentication.
     """
@@ -80,6 +81,7 @@ class Settings:
     no_auth: bool = False
     allowed_host: tuple[str, ...] = ()
     cors_origin: tuple[str, ...] = ()
+    image_hosts: tuple[str, ...] = ()
     max_body_bytes: int | None = None
     response_store: int = 256 << 20
     stall_s: float = 30.0
@@ -280,10 +282,15 @@ def _check_names(settings: Settings) -> None:
     for name in settings.allowed_host:
         if name != ANY and not is_pattern(name.lower()):
             raise ConfigError(f"`allowed_host` '{name}' {_name_cure(name)}", param="allowed_host")
+    for name in settings.image_hosts:
+        if name != ANY and not is_pattern(name.lower()):
+            message = f"`image_hosts` '{name}' is no host name: give one such as images.example.com or *.example.com"
+            raise ConfigError(message, param="image_hosts")
     for origin in settings.cors_origin:
         if origin != ANY and origin_of(origin) is None:
             raise ConfigError(f"`cors_origin` '{origin}' {_origin_cure(origin)}", param="cors_origin")
-    for setting, values in (("allowed_host", settings.allowed_host), ("cors_origin", settings.cors_origin)):
+    for setting in ("allowed_host", "cors_origin", "image_hosts"):
+        values = getattr(settings, setting)
         if ANY in values and len(values) > 1:
             raise ConfigError(f"`{setting}` '*' covers all others: leave either it or them out", param=setting)
 

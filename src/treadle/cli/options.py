@@ -88,6 +88,13 @@ _OPTIONS: tuple[tuple[str, Any], ...] = (
         "ORIGIN",
         env="TREADLE_CORS_ORIGIN",
     ),
+    _setting(
+        list[str],
+        "image_hosts",
+        "Host to fetch images of requests from, or *.example.com; may be repeated. * is every public one.",
+        NETWORK,
+        "NAME",
+    ),
     _setting(str, "max_body_bytes", "Longest request body.", NETWORK, _SIZE),
     _setting(str, "response_store", "Memory for stored responses (the Responses API); 0 stores none.", NETWORK, _SIZE),
     _setting(float, "stall", "How long a stream's reader may stall.", NETWORK, _SECONDS),

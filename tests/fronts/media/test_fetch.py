@@ -1,0 +1,276 @@
+"""Images by URL: from listed hosts alone, never from an address that is not public, and within limits."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from tests.media.pictures import png
+from tests.support.aio import in_loop
+from treadle.errors import InvalidRequest
+from treadle.fronts.media import fetch
+from treadle.fronts.media.fetch import ImageFetcher, is_public, look_up
+
+DATA = png(20, 10)
+Answer = Callable[[str, asyncio.StreamWriter], Any]
+
+
+def ok(data: bytes = DATA, kind: str = "image/png", *more: str) -> bytes:
+    lines = ["HTTP/1.1 200 OK", f"content-type: {kind}", f"content-length: {len(data)}", *more]
+    return "\r\n".join(lines).encode() + b"\r\n\r\n" + data
+
+
+def redirect(to: str, status: int = 302) -> bytes:
+    return f"HTTP/1.1 {status} Found\r\nlocation: {to}\r\ncontent-length: 0\r\n\r\n".encode()
+
+
+class Site:
+    """A web server on a port of this machine, which is a public one to the fetcher: `paths` are its answers."""
+
+    def __init__(self, port: int, paths: dict[str, Any]) -> None:
+        self.port = port
+        self.paths = paths
+        self.asked: list[str] = []
+        self.looked_up: list[str] = []
+        self.addresses: dict[str, list[str]] = {}
+
+    async def look_up(self, host: str, port: int) -> list[str]:
+        self.looked_up.append(host)
+        if host == "nowhere.example":
+            raise socket.gaierror(8, "not known")
+        return self.addresses.get(host, ["127.0.0.1"])
+
+    def fetcher(self, *hosts: str, **options: Any) -> ImageFetcher:
+        ports = {"http": self.port, "https": 443}
+        return ImageFetcher(
+            hosts or ("pics.example",),
+            lookup=self.look_up,
+            ports=ports,
+            **{"allows": lambda address: address == ipaddress.ip_address("127.0.0.1") or is_public(address)} | options,
+        )
+
+
+@asynccontextmanager
+async def site(**paths: Any) -> AsyncIterator[Site]:
+    found: Site
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            head = await reader.readuntil(b"\r\n\r\n")
+            path = head.split()[1].decode().partition("?")[0].strip("/")
+            found.asked.append(head.decode())
+            answer = found.paths[path]
+            if isinstance(answer, bytes):
+                writer.write(answer)
+                await writer.drain()
+            else:
+                await answer(writer)
+        except (ConnectionError, asyncio.IncompleteReadError):
+            pass
+        finally:
+            writer.close()
+
+    tasks: set[asyncio.Task[None]] = set()
+    server = await asyncio.start_server(
+        lambda reader, writer: tasks.add(asyncio.create_task(serve(reader, writer))), "127.0.0.1", 0
+    )
+    found = Site(server.sockets[0].getsockname()[1], paths)
+    try:
+        yield found
+    finally:
+        server.close()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def refusal(fetcher: ImageFetcher, url: str) -> str:
+    with pytest.raises(InvalidRequest) as caught:
+        await fetcher.fetch(url, "at")
+    assert caught.value.param == "at"
+    return caught.value.message
+
+
+@in_loop
+async def test_an_image_comes_from_a_listed_host() -> None:
+    async with site(a=ok(), b=ok(kind="text/html; charset=utf-8")) as web:
+        fetcher = web.fetcher("*.example", "other.org")
+        assert await fetcher.fetch("http://pics.example/a?size=1#x", "at") == (DATA, "")
+        assert await fetcher.fetch("HTTP://PICS.example./a", "at") == (DATA, "")
+        assert (await fetcher.fetch("http://pics.example/b", "at"))[1] == "text/html"
+        assert web.asked[0].startswith("GET /a?size=1 HTTP/1.1\r\nhost: pics.example\r\n")
+        assert "cookie" not in web.asked[0].lower()
+        assert web.looked_up == ["pics.example", "pics.example.", "pics.example"]
+
+
+@in_loop
+async def test_chunked_answers_are_read() -> None:
+    half = len(DATA) // 2
+    parts = b"".join(b"%x\r\n%s\r\n" % (len(part), part) for part in (DATA[:half], DATA[half:], b""))
+    answer = b"HTTP/1.1 200 OK\r\ncontent-type: image/png\r\ntransfer-encoding: chunked\r\n\r\n" + parts
+    async with site(a=answer) as web:
+        assert await web.fetcher().fetch("http://pics.example/a", "at") == (DATA, "")
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("http://evil.org/a", "its host is not allowed (the server fetches from others, see --image-hosts)"),
+        ("http://pics.example.evil.org/a", "not allowed"),
+        ("http://xpics.example/a", "not allowed"),
+        ("http://127.0.0.1/a", "its host must be a name"),
+        ("http://[::1]/a", "its host must be a name"),
+        ("http://2130706433/a", "not allowed"),
+        ("http://pics.example:22/a", "a port of its own"),
+        ("http://pics.example:x/a", "its port is no number"),
+        ("http://pics.example@evil.org/a", "a user name or a password"),
+        ("http://user:word@pics.example/a", "a user name or a password"),
+        ("http://[pics.example/a", "it is no URL"),
+        ("http:///a", "no http(s) URL"),
+        ("http://pics.example/\u00e4", "beyond ASCII"),
+    ],
+)
+@in_loop
+async def test_a_url_that_is_not_listed_is_not_even_looked_up(url: str, words: str) -> None:
+    async with site(a=ok()) as web:
+        assert words in await refusal(web.fetcher(), url)
+        assert (web.looked_up, web.asked) == ([], [])
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        *("127.0.0.2", "10.0.0.1", "172.16.0.1", "192.168.1.1", "169.254.169.254", "100.64.0.1", "0.0.0.0"),
+        *("::1", "::", "fe80::1", "fe80::1%eth0", "fd00::1", "::ffff:10.0.0.1", "::10.0.0.1", "64:ff9b::a00:1"),
+        *("2002:a00:1::1", "2001:0:a00:1::1", "224.0.0.1", "ff02::1", "255.255.255.255", "198.18.0.1", "192.0.0.8"),
+        *("192.88.99.1", "fec0::1", "64:ff9b:1::1", "no address"),
+    ],
+)
+@in_loop
+async def test_no_connection_goes_to_an_address_that_is_not_public(address: str) -> None:
+    """Also where another address of the name is: nobody knows which of them would be taken."""
+    async with site(a=ok()) as web:
+        for addresses in ([address], ["8.8.8.8", address]):
+            web.addresses["pics.example"] = addresses
+            assert "not on the public internet" in await refusal(web.fetcher(), "http://pics.example/a")
+        assert web.asked == []
+
+
+@pytest.mark.parametrize("address", ["8.8.8.8", "2606:4700::1111", "::ffff:8.8.8.8"])
+def test_public_addresses_are_public(address: str) -> None:
+    found = ipaddress.ip_address(address)
+    mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
+    assert is_public(mapped or found)
+
+
+@in_loop
+async def test_each_redirect_is_checked_as_a_url() -> None:
+    async with site(
+        a=redirect("/b"),
+        b=redirect("http://also.example/c", 307),
+        c=ok(),
+        evil=redirect("http://evil.org/"),
+        inside=redirect("http://inside.example/c"),
+        file=redirect("file:///etc/passwd"),
+        loop=redirect("/loop"),
+        bare=b"HTTP/1.1 302 Found\r\ncontent-length: 0\r\n\r\n",
+    ) as web:
+        web.addresses["inside.example"] = ["10.0.0.1"]
+        fetcher = web.fetcher("pics.example", "*.example")
+        assert (await fetcher.fetch("http://pics.example/a", "at"))[0] == DATA
+        for path, words in {
+            "evil": "not allowed",
+            "inside": "not on the public internet",
+            "file": "no http(s) URL",
+            "loop": "redirects more than 3 times",
+            "bare": "answered 302",
+        }.items():
+            assert words in await refusal(fetcher, f"http://pics.example/{path}")
+
+
+@in_loop
+async def test_a_name_that_changes_its_address_gains_nothing() -> None:
+    """It is looked up once for a connection, and the connection goes to what was checked."""
+    async with site(a=ok()) as web:
+        answers = [["127.0.0.1"], ["10.0.0.1"]]
+
+        async def changing(host: str, port: int) -> list[str]:
+            return answers.pop(0)
+
+        fetcher = web.fetcher()
+        fetcher._backend._lookup = changing
+        assert (await fetcher.fetch("http://pics.example/a", "at"))[0] == DATA
+        assert len(answers) == 1
+        assert "not on the public internet" in await refusal(fetcher, "http://pics.example/a")
+
+
+async def stalls(writer: asyncio.StreamWriter) -> None:
+    writer.write(ok()[:-20])
+    await writer.drain()
+    await asyncio.sleep(20)
+
+
+async def drips(writer: asyncio.StreamWriter) -> None:
+    for byte in ok(DATA * 50):
+        writer.write(bytes([byte]))
+        await writer.drain()
+        await asyncio.sleep(0.01)
+
+
+async def endless(writer: asyncio.StreamWriter) -> None:
+    writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: image/png\r\n\r\n")
+    while True:
+        writer.write(bytes(1 << 16))
+        await writer.drain()
+
+
+@in_loop
+async def test_size_and_time_are_limited_while_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetch, "MAX_IMAGE_BYTES", 1 << 20)
+    said = b"HTTP/1.1 200 OK\r\ncontent-length: 99999999999\r\n\r\n"
+    async with site(stalls=stalls, drips=drips, endless=endless, said=said) as web:
+        for path in ("stalls", "drips"):
+            message = await refusal(web.fetcher(total_s=0.3), f"http://pics.example/{path}")
+            assert "did not come within 0.3 s" in message
+        for path in ("endless", "said"):
+            assert "an image of over" in await refusal(web.fetcher(), f"http://pics.example/{path}")
+
+
+@in_loop
+async def test_failures_of_the_other_server_are_told() -> None:
+    async with site(
+        gone=b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n", junk=b"SSH-2.0-OpenSSH\r\n", cut=ok()[:-5]
+    ) as web:
+        fetcher = web.fetcher("*")
+        assert "answered 404" in await refusal(fetcher, "http://pics.example/gone")
+        assert "the connection failed" in await refusal(fetcher, "http://pics.example/junk")
+        assert "the connection failed" in await refusal(fetcher, "http://pics.example/cut")
+        assert "no address" in await refusal(fetcher, "http://nowhere.example/")
+        web.addresses["empty.example"] = []
+        assert "no address" in await refusal(fetcher, "http://empty.example/")
+
+
+@in_loop
+async def test_another_address_of_a_name_is_tried() -> None:
+    async with site(a=ok()) as web:
+        web.addresses["pics.example"] = ["127.0.0.9", "127.0.0.1"]
+        fetcher = web.fetcher(allows=lambda address: True)
+        assert (await fetcher.fetch("http://pics.example/a", "at"))[0] == DATA
+        web.addresses["pics.example"] = ["127.0.0.9"]
+        assert "the connection failed" in await refusal(fetcher, "http://pics.example/a")
+
+
+@in_loop
+async def test_without_a_list_nothing_is_fetched() -> None:
+    assert "the server fetches none" in await refusal(ImageFetcher(()), "http://pics.example/a")
+
+
+@in_loop
+async def test_names_are_looked_up_by_the_machine() -> None:
+    assert "127.0.0.1" in await look_up("localhost", 80)
