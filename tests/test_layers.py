@@ -41,7 +41,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "text": ("core", "environment", "processes"),
     "media": ("text.images", "text.work", "environment", "processes", "shared_memory"),
     "fronts": (
-        *("core", "text", "telemetry", "host_names", "keys", "grammar"),
+        *("core", "text", "telemetry", "host_names", "keys", "grammar", "shared_memory", "media.pixels_memory"),
         *("engine.client", "engine.reservation", "engine.generation", "engine.status", "engine.observer"),
         "engine.block_event_feeds",
     ),

@@ -12,6 +12,7 @@ from tests.support.answers import Answers
 from tests.support.capabilities import capabilities
 from tests.support.scripted import Script, ScriptedRunner
 from treadle.cache.prefix_index import PrefixIndex
+from treadle.core.image import VisionCapabilities
 from treadle.core.messages import Submit, TokenLogprob
 from treadle.core.plan import RowScores, StepPlan, StepResult
 from treadle.core.statistics import PrefixStatistics, RunnerStatistics
@@ -50,6 +51,11 @@ class FrontRunner(ScriptedRunner):
             self._can = capabilities(self._can, draft_tokens=script.draft_tokens)
         self.index = PrefixIndex(block) if block else None
         self.looked_up = self.reused = 0
+
+    def see(self, modalities: tuple[str, ...]) -> None:
+        """Read what `modalities` name."""
+        tower = VisionCapabilities(layers=2, patch=4) if "image" in modalities else VisionCapabilities()
+        self._can = capabilities(self._can, modalities=modalities, vision=tower)
 
     def sample(self, request: Submit, position: int, most: int) -> tuple[int, ...]:
         """Return the tokens of a step: of `Answers` as many as those give, one of another script."""

@@ -19,6 +19,7 @@ from ..file_descriptors import DescriptorReserve
 from ..network_exposure import Reach, check, reach_of
 from .checks import check_cheaply, require_grpc, require_installed
 from .engine import engine_for
+from .images import image_service
 from .sockets import listen
 from .texts import TextWorkers
 from .waiting import aside, first, until
@@ -116,6 +117,8 @@ class Server:
             await self._close(parts, serving)
             watching.cancel()
             reading.cancel()
+            if parts.model.images is not None:
+                await parts.model.images.close()
             await parts.texts.pool.close()
             parts.spare.close()
             for use in self._uses:
@@ -134,7 +137,9 @@ class Server:
         spare = DescriptorReserve()
         engine = self._engine = engine_for(settings, self._model_folder, [metrics], spare)
         texts = TextWorkers(settings, lambda: engine.gate.refuse(Refusal.TEXT_BUSY), metrics)
-        model = ServedModel(model_names(settings), engine, texts, settings.max_tokens, alias_names(settings))
+        images = image_service(settings, metrics, lambda: engine.gate.refuse(Refusal.IMAGE_BUSY))
+        names, aliases = model_names(settings), alias_names(settings)
+        model = ServedModel(names, engine, texts, settings.max_tokens, aliases, images)
         metrics.watch(model)
         metrics.watch_compute(engine)
         authenticator.report_refusals_to(engine.gate.refuse)

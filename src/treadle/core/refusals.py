@@ -19,6 +19,7 @@ class Refusal(StrEnum):
     TOO_MANY_ROWS = "too_many_rows"  # more sequences than the server has places
     TOO_LONG = "too_long"  # more tokens than the KV cache holds
     TEXT_BUSY = "text_busy"  # no text worker came free within `max_wait`, or too much waits for one; counts requests
+    IMAGE_BUSY = "image_busy"  # no image process came free in time, or no memory is left for pixels; counts images
     ENGINE_UNAVAILABLE = "engine_unavailable"  # loading, restarting or failed
     SERVER_STOPPING = "server_stopping"  # draining or stopping
     RATE_LIMITED = "rate_limit_exceeded"  # the API key's own limit

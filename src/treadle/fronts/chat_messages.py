@@ -1,7 +1,7 @@
 """Reader of chat messages, for every front: converts a client's messages to the turns that a chat template renders.
 
 Agents send back the messages they received, with the extra keys that their libraries put there. An unknown key changes
-nothing about the prompt and is ignored. A key that would change the answer if it were honoured (images, audio) is
+nothing about the prompt and is ignored. A key that would change the answer if it were honoured (audio, files) is
 refused by name until it is served, and so is a known key of the wrong type.
 """
 
@@ -12,7 +12,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..errors import InvalidRequest, UnsupportedParameter
+from ..text.images import ImageSource
+from ..text.images.prompt import IMAGE, image_part
 from .field_checks import checked, kind_of, quoted, require_array, require_type
+from .media.parts import URL_PARTS, read_url_part
 
 MAX_MESSAGES = 8192
 MAX_PARTS = 8192
@@ -22,6 +25,7 @@ TOOL_ROLES = ("tool", "function")
 ROLES = (*SYSTEM_ROLES, "user", "assistant", *TOOL_ROLES)
 MAX_CALLS = 1024
 MAY_BE_EMPTY = ("assistant", *TOOL_ROLES)
+WITH_IMAGES = ("user", *TOOL_ROLES)
 TEXT_PARTS = ("text", "input_text", "output_text")
 REFUSAL_PART = "refusal"
 CONTINUE_KEYS = ("prefix", "partial")
@@ -37,8 +41,8 @@ NEUTRAL_PART_KEYS = ("image_url", "input_audio", "audio_url", "video_url", "file
 
 
 def read_turns(messages: Any, param: str = "messages") -> list[dict[str, Any]]:
-    """Convert messages to the form of templates: role, text or text parts, and only the optional keys that have a
-    value.
+    """Convert messages to the form of templates: role, text or parts of text and images, and only the optional keys
+    that have a value.
 
     Raises InvalidRequest for a malformed message and UnsupportedParameter for one that needs an unserved feature; both
     name the message and its key.
@@ -141,8 +145,8 @@ def _refuse_unserved(given: Mapping[str, Any], neutral: Mapping[str, tuple[Any, 
             raise UnsupportedParameter(f"{param} is not supported here: leave it out", param=param)
 
 
-def _content(message: Mapping[str, Any], role: str, at: str) -> str | list[dict[str, str]]:
-    """Return a string, or text parts: the template joins those. An assistant's turn and a result may be empty."""
+def _content(message: Mapping[str, Any], role: str, at: str) -> str | list[dict[str, Any]]:
+    """Return a string, or parts: the template joins those. An assistant's turn and a result may be empty."""
     content, param = message.get("content"), f"{at}.content"
     if isinstance(content, str):
         return content
@@ -150,17 +154,31 @@ def _content(message: Mapping[str, Any], role: str, at: str) -> str | list[dict[
         return ""
     if content is None:
         raise InvalidRequest(f"{param} is missing: give a string", param=param)
-    require_array(content, param, "part", MAX_PARTS, expected="a string or an array of text parts")
-    return [{"type": "text", "text": _part_text(part, role, f"{param}[{i}]")} for i, part in enumerate(content)]
+    require_array(content, param, "part", MAX_PARTS, expected="a string or an array of parts")
+    return [_part(part, role, f"{param}[{i}]") for i, part in enumerate(content)]
 
 
-def _part_text(part: Any, role: str, at: str) -> str:
+def _part(part: Any, role: str, at: str) -> dict[str, Any]:
     require_type(part, Mapping, "an object with a type", at)
     kind, param = part.get("type"), f"{at}.type"
     require_type(kind, str, "'text'", param)
+    if isinstance(part.get(IMAGE), ImageSource):  # read by a dialect of its own
+        return image_part(part[IMAGE])
+    if kind in URL_PARTS and role in WITH_IMAGES:
+        return image_part(read_url_part(part, at))
+    return {"type": "text", "text": _part_text(part, kind, role, at)}
+
+
+def _part_text(part: Mapping[str, Any], kind: str, role: str, at: str) -> str:
+    param = f"{at}.type"
     refusal = kind == REFUSAL_PART and role == "assistant"
+    if kind in URL_PARTS:
+        raise UnsupportedParameter(
+            f"{param} '{kind}' is not supported in a message of the {role}: images are in those of the user",
+            param=param,
+        )
     if not refusal and kind not in TEXT_PARTS:
-        raise UnsupportedParameter(f"{param} '{kind[:40]}' is not supported here: this model reads text", param=param)
+        raise UnsupportedParameter(f"{param} '{kind[:40]}' is not supported here: send text or images", param=param)
     _refuse_unserved(part, dict.fromkeys(NEUTRAL_PART_KEYS, ()), at)
     key = REFUSAL_PART if refusal else "text"
     text = checked(part, key, str, "a string", at)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import msgspec
 
-from ..core.messages import Constraint, Thinking
+from ..core.messages import Constraint, Image, Thinking
 from ..text.formats.reader import ReaderSetup
+from ..text.images.prompt import PlacedImage
 
 
 class Prepared(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -35,9 +37,19 @@ class Prepared(msgspec.Struct, frozen=True, omit_defaults=True):
 NOTHING = Prepared()
 
 
+class Held(Protocol):
+    """Something that a request holds until it has ended."""
+
+    def release(self) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class PreparedPrompts:
-    """The token ids of each prompt of a request, and the values that all of its sequences share."""
+    """The token ids of each prompt of a request, and the values that all of its sequences share. A single prompt may
+    have images: `places` in a text worker, and in the server `images`, whose pixels are `held`."""
 
     ids: Sequence[Sequence[int]]
     prepared: Prepared = NOTHING
+    places: Sequence[PlacedImage] = ()
+    images: tuple[Image, ...] = ()
+    held: Held | None = None

@@ -8,16 +8,21 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..config import Settings
+from ..core.messages import Capabilities
 from ..engine.client import EngineClient, Health
 from ..errors import ConfigError, EngineUnavailable, InvalidRequest, ModelNotFound, ServerStopping, spelled
 from ..text import TextView
+from ..text.images.families import NO_TOWER
 from .validate import Limits
 
 if TYPE_CHECKING:
+    from .media.service import ImageService
     from .text_jobs import TextJobRunner
 
 STOPPING = ("draining", "stopping", "stopped")
 BLOCKED = "blocked"
+IMAGE = "image"
+NO_SERVICE = "images are not read here"
 
 
 class Texts(Protocol):
@@ -43,13 +48,14 @@ class Texts(Protocol):
 @dataclass(frozen=True)
 class ServedModel:
     """One model under its `names`, the served one first. `max_tokens` caps one completion. `aliases` are the names that
-    lists of models have besides the served one."""
+    lists of models have besides the served one. `images` prepares those of its requests."""
 
     names: tuple[str, ...]
     engine: EngineClient
     texts: Texts
     max_tokens: int | None = None
     aliases: tuple[str, ...] = ()
+    images: ImageService | None = None
 
     @property
     def name(self) -> str:
@@ -70,7 +76,26 @@ class ServedModel:
             eos_token_ids=text.eos_token_ids,
             sampling=text.default_sampling,
             grammars=can is None or can.grammars,
+            no_images=self._no_images(text, can),
         )
+
+    def _no_images(self, text: TextView, can: Capabilities | None) -> str:
+        """Return the reason why no images are read; "" where they are."""
+        if text.images is None:
+            return text.no_images
+        if self.images is None or self.images.trouble:
+            return NO_SERVICE if self.images is None else self.images.trouble
+        if can is None or IMAGE in can.modalities:
+            return ""
+        return can.no_images or NO_TOWER
+
+    @property
+    def modalities(self) -> tuple[str, ...]:
+        """What prompts may hold; text alone until the model is loaded."""
+        try:
+            return ("text",) if self.engine.capabilities is None or self.limits().no_images else ("text", IMAGE)
+        except EngineUnavailable:
+            return ("text",)
 
     def check_generates(self) -> None:
         """Raise InvalidRequest where the model makes embeddings alone."""

@@ -16,11 +16,14 @@ UNKNOWN_MESSAGE_BYTES = 16 << 20
 """Bytes of a gRPC message that the transport takes while no model is loaded."""
 
 
-def body_bytes(model: TextView, context: int) -> int:
-    """Return the longest request body: the context full of the longest tokens, each byte escaped, and the other fields.
+def body_bytes(model: TextView, context: int, *, images: bool = False) -> int:
+    """Return the longest request body: the context full of the longest tokens, each byte escaped, and the other fields;
+    with `images` as long as any may be.
 
     At least LEAST_BODY_BYTES, so that a prompt which is merely too long is counted and refused by its tokens.
     """
+    if images:
+        return MOST_BODY_BYTES
     return _bounded(context * model.longest_token * JSON_ESCAPE + OTHER_FIELDS_BYTES)
 
 

@@ -14,9 +14,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from ..errors import ContextLengthExceeded, InvalidRequest
+from ..text.images import ImageSource
+from ..text.images.prompt import PlacedImage
 from ..text.work.stages import COMPILING, RENDERING, STAGES, TOKENIZING
 from .answer_options import NO_OPTIONS, AnswerOptions, tool_definitions
 from .log_once import LogOnce
+from .media.needed import NeededImage, needed_image
 from .prediction_field import PARAM as PREDICTION
 from .prepared import NOTHING, Prepared, PreparedPrompts
 from .validate import Limits, ValidatedRequest, completion_budget
@@ -72,14 +75,17 @@ class Echoed(msgspec.Struct, frozen=True, array_like=True):
     offsets: bytes
 
 
-class Tokenized(msgspec.Struct, frozen=True):
-    """Each prompt's number of tokens, their ids (four bytes each; empty for prompts over the limit), and echoes; and
-    the values that the request's sequences share."""
+class Tokenized(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Each prompt's number of tokens, their ids (four bytes each; empty for prompts over the limit), and echoes; the
+    values that the request's sequences share; and the places of images. `needed`: nothing was tokenized, as the layouts
+    of these images are needed for that."""
 
-    counts: list[int]
-    ids: list[bytes]
+    counts: list[int] = []
+    ids: list[bytes] = []
     echoes: list[Echoed] = []
     prepared: Prepared = NOTHING
+    places: list[PlacedImage] = []
+    needed: list[NeededImage] = []
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -204,11 +210,21 @@ def about_grammar(options: AnswerOptions | None) -> Iterator[None]:
 
 
 def tokenized(
-    prompts: Sequence[Sequence[int]], context: int, echoes: Sequence[Echoed] = (), prepared: Prepared = NOTHING
+    prompts: Sequence[Sequence[int]],
+    context: int,
+    echoes: Sequence[Echoed] = (),
+    prepared: Prepared = NOTHING,
+    places: Sequence[PlacedImage] = (),
 ) -> bytes:
     """Encode the result of a tokenizing job."""
     ids = [array("I", prompt).tobytes() if len(prompt) <= context else b"" for prompt in prompts]
-    return _encode(Tokenized([len(prompt) for prompt in prompts], ids, list(echoes), prepared))
+    return _encode(Tokenized([len(prompt) for prompt in prompts], ids, list(echoes), prepared, list(places)))
+
+
+def needs_images(sources: Sequence[ImageSource]) -> bytes:
+    """Encode the result of a tokenizing job that needs images first. Raises InvalidRequest for one that is not
+    base64."""
+    return _encode(Tokenized(needed=[needed_image(source) for source in sources]))
 
 
 JOBS = {
@@ -312,7 +328,7 @@ def prompts_of(found: Tokenized, params: ValidatedRequest, limits: Limits, param
             completion_budget(params, count, limits, param)
     for name, reason in found.prepared.loose_tools.items():
         _report_loose_tool(name, reason)
-    return PreparedPrompts([ids_of(data) for data in found.ids], found.prepared)
+    return PreparedPrompts([ids_of(data) for data in found.ids], found.prepared, found.places)
 
 
 def _report_loose_tool(name: str, reason: str) -> None:

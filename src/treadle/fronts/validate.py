@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from ..core.messages import Sampling, Submit
+from ..core.messages import Image, Sampling, Submit
 from ..errors import ContextLengthExceeded, InvalidRequest
 from .cache_salts import check_cache_salt
 from .prepared import NOTHING, Prepared
@@ -67,6 +67,7 @@ class Limits:
     """Limits of the model and the settings. `max_tokens` caps one completion; None: the context alone does.
 
     `sampling` holds the model's default parameters, by the names of `RawParams`. `grammars`: constraints are enforced.
+    `no_images`: the reason why no images are read; "" where they are.
     """
 
     vocabulary: int
@@ -75,6 +76,7 @@ class Limits:
     eos_token_ids: Collection[int] = ()
     sampling: Mapping[str, float] = field(default_factory=dict)
     grammars: bool = True
+    no_images: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,10 +212,11 @@ def build_submits(
     *,
     salt: str = "",
     prepared: Prepared = NOTHING,
+    images: tuple[Image, ...] = (),
 ) -> list[Submit]:
     """Return one Submit for each choice of each prompt: all choices of the first prompt, then of the second. Their
     prompts are cached under `salt`; all get the constraint, the thinking and the prediction of `prepared`, a constraint
-    that is optional only where the engine enforces any.
+    that is optional only where the engine enforces any. `images` are those of the only prompt.
 
     A given seed makes choice i of a prompt the same whatever other prompts are in the request. Raises InvalidRequest
     for empty prompts or foreign ids and ContextLengthExceeded for what does not fit.
@@ -245,6 +248,7 @@ def build_submits(
                     thinking=thinking,
                     speculate=validated.speculate,
                     prediction=prepared.prediction,
+                    images=images,
                 )
             )
     return submits

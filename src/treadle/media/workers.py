@@ -16,15 +16,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
-
 from .. import shared_memory
 from ..errors import Busy, EngineUnavailable, InvalidRequest, ServerStopping, TreadleError, from_code
-from ..text.images import AnySettings, Layout
+from ..text.images import AnySettings
 from ..text.work.background_tasks import BackgroundTasks
 from ..text.work.item_queue import ItemQueue, QueuedItem, QueueWords
 from ..units import duration
 from .messages import FULL, Prepare, Prepared, Refused, Start
+from .pixels_memory import Pixels
 from .process import ImageProcess, Lost
 
 log = logging.getLogger(__name__)
@@ -42,21 +41,6 @@ NO_MEMORY = (
     "the shared memory of this machine is full: send smaller or fewer images (a container gets more of it with "
     "--shm-size)"
 )
-
-
-class Pixels(msgspec.Struct, frozen=True):
-    """Preprocessed pixels: float32, an array of `shape` in shared memory `name`."""
-
-    name: str
-    shape: tuple[int, ...]
-    layout: Layout
-
-    @property
-    def size_bytes(self) -> int:
-        size = 4
-        for side in self.shape:
-            size *= side
-        return size
 
 
 @dataclass(eq=False, kw_only=True)
@@ -105,7 +89,7 @@ class ImageWorkers:
         limit_s: float = LIMIT_S,
         cpu_s: float = CPU_S,
         on_refused: Callable[[], None] = lambda: None,
-        on_killed: Callable[[str], None] = lambda cause: None,
+        on_killed: Callable[[], None] = lambda: None,
         make: Callable[[Start, float], ImageProcess] = ImageProcess,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -228,7 +212,7 @@ class ImageWorkers:
 
     def _fault(self, lost: Lost) -> InvalidRequest:
         self.counters.killed[lost.how] += 1
-        self._on_killed("image")
+        self._on_killed()
         self._warn("the image process %s on an image, which got 400; the next image gets a new process", lost.how)
         return InvalidRequest(f"the image process {lost.how} on this image: send another")
 

@@ -171,6 +171,9 @@ class Metrics:
         self._text_restarts = Counter(
             "treadle_text_restarts", "Times all text processes were started again", registry=self.registry
         )
+        self._image_killed = Counter(
+            "treadle_image_killed", "Image processes ended by an image that broke its limits", registry=self.registry
+        )
         self._lag = Histogram(
             "treadle_event_loop_lag_seconds",
             "How late the event loop runs what is due",
@@ -251,6 +254,10 @@ class Metrics:
 
     def text_restarted(self) -> None:
         self._text_restarts.inc()
+
+    def image_killed(self) -> None:
+        """Count an image process that an image has ended."""
+        self._image_killed.inc()
 
     def loop_lag(self, lag_s: float) -> None:
         self._lag.observe(lag_s)

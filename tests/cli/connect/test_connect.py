@@ -322,6 +322,21 @@ def test_mode_and_symlink_stay_and_the_backup_has_the_old_text(home: Path, serve
     assert stat.S_IMODE(backup.stat().st_mode) == 0o640
 
 
+@pytest.mark.parametrize(
+    ("modalities", "told"), [(["text", "image"], True), (["text"], False), (None, False), (5, False)]
+)
+def test_a_client_is_told_whether_the_model_reads_images(
+    home: Path, server: ListsModels, modalities: Any, told: bool
+) -> None:
+    existing(home, "{}")
+    server.cards = [{"id": "m", "max_model_len": 9, "modalities": modalities}]
+    assert write("zed", server) == 0
+    (model,) = json.loads((home / ZED).read_text())["language_models"]["openai_compatible"]["treadle"][
+        "available_models"
+    ]
+    assert model["capabilities"]["images"] is told
+
+
 def test_two_backups_of_one_second_have_two_names(home: Path, server: ListsModels) -> None:
     existing(home, "{}")
     for context in (1, 2, 3):

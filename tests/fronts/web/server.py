@@ -18,6 +18,7 @@ from treadle.engine.admission import AdmissionLimits
 from treadle.engine.client import EngineClient
 from treadle.engine.inline import InlineOwner
 from treadle.engine.owner import OwnerLimits
+from treadle.fronts.media.service import ImageService
 from treadle.fronts.served_models import Models, ServedModel, alias_names, model_names
 from treadle.fronts.web.app import create_app
 from treadle.fronts.web.serving import WebServer
@@ -106,9 +107,12 @@ async def front(
     prefix_cache: bool = False,
     cache_tokens: int = 0,
     text: TextModel | None = None,
+    images: ImageService | None = None,
+    modalities: tuple[str, ...] = ("text", "image"),
     **settings: Any,
 ) -> AsyncIterator[Front]:
-    """A started front. `text`: its text model, instead of one with `context` and `default_sampling`."""
+    """A started front. `text`: its text model, instead of one with `context` and `default_sampling`. With `images` it
+    reads images, and its engine has `modalities`."""
     text = bytes_text(context, default_sampling) if text is None else text
     runner = FrontRunner(
         script or says(ANSWER),
@@ -117,12 +121,14 @@ async def front(
         prefix_cache=prefix_cache,
         cache_tokens=cache_tokens,
     )
+    if images is not None:
+        runner.see(modalities)
     owner = InlineOwner(lambda progress: runner, OwnerLimits(max_running=running, prefill_tokens=64), pump=pump)
     telemetry = Telemetry()
     engine = EngineClient(lambda: owner, AdmissionLimits(running, waiting, max_wait_s), observers=[telemetry.metrics])
     texts = BytesTexts(text)
     configured = Settings(**{"served_model_name": "m", **settings})
-    model = ServedModel(model_names(configured), engine, texts, configured.max_tokens, alias_names(configured))
+    model = ServedModel(model_names(configured), engine, texts, configured.max_tokens, alias_names(configured), images)
     telemetry.metrics.watch(model)
     app = create_app(Models(model, require_name=configured.require_model), configured, telemetry)
     await engine.start()
@@ -130,3 +136,5 @@ async def front(
         yield Front(app, model, engine, runner, owner, texts, telemetry)
     finally:
         await engine.stop()
+        if images is not None:
+            await images.close()

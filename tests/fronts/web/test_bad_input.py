@@ -65,6 +65,11 @@ FIELDS: list[tuple[str, dict[str, Any], str]] = [
     (
         CHAT,
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+        "messages[0].content[0].image_url.url",
+    ),
+    (
+        CHAT,
+        {"messages": [{"role": "system", "content": [{"type": "image_url", "image_url": "x"}]}]},
         "messages[0].content[0].type",
     ),
     (CHAT, {"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),

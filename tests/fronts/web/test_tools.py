@@ -34,10 +34,9 @@ HI = [{"role": "user", "content": "hi"}]
 
 
 @functools.cache
-def text() -> TextModel:
-    return bytes_text(
-        context=100_000, added=("<tool_call>", "</tool_call>", "<think>", "</think>"), chat_template=TEMPLATE
-    )
+def text(special: tuple[str, ...] = ()) -> TextModel:
+    added = ("<tool_call>", "</tool_call>", "<think>", "</think>")
+    return bytes_text(context=100_000, added=added, special=special, chat_template=TEMPLATE)
 
 
 def answering(*queue: str, steps: tuple[int, ...] = (1,)) -> Any:

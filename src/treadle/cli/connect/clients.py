@@ -164,7 +164,12 @@ def _zed(server: Server) -> Setup:
         "name": server.model,
         "display_name": f"{server.model} ({TITLE})",
         **_known(max_tokens=server.context or _ZED_CONTEXT, max_output_tokens=server.output),
-        "capabilities": {"tools": True, "images": False, "parallel_tool_calls": True, "prompt_cache_key": False},
+        "capabilities": {
+            "tools": True,
+            "images": server.images,
+            "parallel_tool_calls": True,
+            "prompt_cache_key": False,
+        },
     }
     edits = (
         Edit(provider, {"api_url": server.openai_url}),

@@ -26,12 +26,13 @@ class KeyRefused(ConnectError):
 @dataclass(frozen=True)
 class Server:
     """A server for a client to use: its root URL without a path, its model, the model's context in tokens where it is
-    known, and the API key that it needs, if any."""
+    known, whether it reads images, and the API key that it needs, if any."""
 
     url: str
     model: str
     context: int | None = None
     needs_key: bool = False
+    images: bool = False
     written_key: str | None = None
     """The key, where it may be written to a file."""
 
@@ -78,7 +79,9 @@ def ask(url: str, model: str | None, key: str | None) -> Server:
     if name not in listed:
         raise ConnectError(f"{root} does not serve '{name}': it serves {', '.join(listed)}")
     context = listed[name].get("max_model_len")
-    return Server(root, name, context if isinstance(context, int) else None, needs_key=key is not None)
+    modalities = listed[name].get("modalities")
+    images = isinstance(modalities, list) and "image" in modalities
+    return Server(root, name, context if isinstance(context, int) else None, needs_key=key is not None, images=images)
 
 
 def _models(root: str, key: str | None) -> list[Any]:

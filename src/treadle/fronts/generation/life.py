@@ -21,6 +21,7 @@ from ...errors import Busy, RequestCancelled
 from ...text import StopSet, TextStream, TextView
 from ...text.answer_stream import AnswerStream
 from ...text.formats.reader import ReaderSetup
+from ..prepared import Held
 from ..served_models import ServedModel
 from ..validate import Limits, ValidatedRequest, build_submits, rename_params
 from .choice import Choice
@@ -137,6 +138,7 @@ class _Life:
     text: TextView
     clock: Callable[[], float]
     draw_seed: Callable[[], int]
+    held: Held | None = None
 
     @contextmanager
     def reserved(self) -> Iterator[tuple[Reservation, Registration | None]]:
@@ -162,7 +164,11 @@ class _Life:
                 prompts=prompts,
             ) as reservation,
         ):
-            yield reservation, registration
+            try:
+                yield reservation, registration
+            finally:
+                if self.held is not None:
+                    self.held.release()
 
     async def start_in_time(self, reservation: Reservation, registration: Registration | None) -> Choices:
         """Return what `start` does. Raises Busy where the request's own timeout is over before."""
@@ -216,7 +222,10 @@ class _Life:
         salt = request.salts.salt(caller.tenant_digest, self.params.cache_salt)
         param = request.prompts.param
         ids, prepared = prompts.ids, prompts.prepared
-        submits = build_submits(self.params, ids, limits, self.draw_seed, param, salt=salt, prepared=prepared)
+        self.held = prompts.held
+        submits = build_submits(
+            self.params, ids, limits, self.draw_seed, param, salt=salt, prepared=prepared, images=prompts.images
+        )
         request.record.prompt_tokens = sum(map(len, ids))
         return submits, prepared.reader
 

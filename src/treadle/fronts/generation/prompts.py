@@ -9,7 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from ...errors import UnsupportedParameter
 from ...text import TextView
+from ...text.images.prompt import images_of
 from ..answer_options import NO_OPTIONS, AnswerOptions
 from ..chat_messages import asks_to_continue, read_turns
 from ..prepared import PreparedPrompts
@@ -109,6 +111,9 @@ class MessagesPrompt:
         self, pool: TextJobRunner, params: ValidatedRequest, limits: Limits, tenant: str
     ) -> PreparedPrompts:
         turns = read_turns(self.messages, self.param)
+        first = next(images_of(turns), None)
+        if first is not None:
+            raise UnsupportedParameter(f"{first.at} is an image: images are read over HTTP alone", param=first.at)
         continues = asks_to_continue(self.messages)
         return await tokenize_messages(
             pool, turns, continues, params, limits, tenant, self.param, self.options, self.variables

@@ -24,7 +24,7 @@ from ...core.virtual_queue import Arrival
 from ...errors import EngineUnavailable, InsufficientScope, RateLimited, ReaderStalled, TreadleError
 from ...telemetry.access_log import RequestRecord
 from ...text import TextView
-from ..authentication import Authenticator
+from ..authentication import Authenticator, Caller
 from ..generation.choice import Choice, together
 from ..generation.life import Choices, begin
 from ..generation.pieces import Usage, WholeChoice
@@ -37,7 +37,7 @@ from ..strict_json import is_small, parse_json
 from ..tenants import web_arrival
 from .access_log import record_error, record_of
 from .body import BODIES_BYTES, Body, BodyBudget, read_body
-from .body_jobs import BodyPrompts, read_in_worker
+from .body_jobs import BodyPrompts, RequestImages, read_in_worker
 from .errors import internal_error, send_error, send_json
 from .guard import caller_of
 from .parsed import Head, ParsedRequest, Shape, StreamWriter
@@ -73,7 +73,8 @@ class RouteContext:
             return self.settings.max_body_bytes
         model = self.models.default
         try:
-            return body_bytes(model.text(), model.limits().context)
+            limits = model.limits()
+            return body_bytes(model.text(), limits.context, images=not limits.no_images)
         except EngineUnavailable:
             return UNKNOWN_MESSAGE_BYTES  # the request will be refused
 
@@ -158,7 +159,7 @@ class Answer:
         return GenerationRequest(
             kind=parsed.kind,
             id=public_id,
-            prompts=BodyPrompts(parsed, body),
+            prompts=BodyPrompts(parsed, body, partial(self.images, caller)),
             check=parsed.check_against,
             caller=caller,
             arrival=server.arrival_of(scope),
@@ -169,6 +170,15 @@ class Answer:
             spellings=parsed.spellings,
             register=partial(server.live.shared, (public_id, record.id), caller.tenant_digest),
         )
+
+    def images(self, caller: Caller, cache_salt: str | None) -> RequestImages | None:
+        """Return what prepares a request's images; None where none are read."""
+        model = self.models.default
+        settings = model.text().images
+        if model.images is None or settings is None:
+            return None
+        salt = self._server.authenticator.salts.salt(caller.tenant_digest, cache_salt)
+        return RequestImages(model.images, settings, caller.tenant, salt)
 
     async def _parse(self, body: bytes, tenant: str) -> ParsedRequest:
         """Parse a small body here, a large one in a text worker, under the limits of the default model."""

@@ -5,16 +5,23 @@ A large body is parsed in a worker, once to be checked and once to be tokenized;
 
 from __future__ import annotations
 
+import dataclasses
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from ...text import TextView
+from ...text.images import AnySettings, Layout
+from ...text.images.families import NO_TOWER
+from ...text.images.prompt import ImagesNeeded
 from ...text.work.stages import PARSING
 from .. import text_jobs
+from ..media.needed import NeededImage
+from ..media.parts import check_images
+from ..media.service import HeldImages, ImageService
 from ..prepared import PreparedPrompts
 from ..strict_json import parse_json
 from ..text_jobs import (
@@ -26,6 +33,7 @@ from ..text_jobs import (
     about_param,
     decode_tokenized,
     ids_of,
+    needs_images,
     prompts_of,
     tokenized,
 )
@@ -73,24 +81,30 @@ class ReadParams(msgspec.Struct, frozen=True):
     limits: WorkerLimits
 
 
-class Outline(msgspec.Struct, frozen=True):
-    """A checked request without its content: the other fields, and about how many tokens its prompts have."""
+class Outline(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A checked request without its content: the other fields, about how many tokens its prompts have, and the places
+    of its images."""
 
     value: dict[str, Any]
     prompts: int
     size: int
+    image_places: list[str] = []
 
 
 class TokenizeParams(msgspec.Struct, frozen=True):
-    """Parameters of `tokenize`: prompts of over `context` tokens are counted, not sent back. `carried` is that of the
-    request."""
+    """Parameters of `tokenize`: prompts of over `context` tokens are counted, not sent back. `carried` and `layouts`
+    are those of the request."""
 
     kind: str
     context: int
     carried: bytes = b""
+    layouts: dict[bytes, Layout] = {}
 
 
 _encode = msgspec.msgpack.Encoder().encode
+
+LAYOUT_BYTES = 4096
+"""Bytes of text that an image stands for, for the limits of a text worker."""
 
 
 # In the worker
@@ -103,7 +117,8 @@ def read_job(model: TextModel, params: bytes, payload: bytes, enter: Enter) -> b
     value = parse_json(payload)
     request = SHAPES[given.kind](value)
     request.check_against(given.limits.with_model(model))
-    return _encode(Outline(request.outline(value), request.prompts, request.size(model)))
+    places = list(request.image_places) if isinstance(request, ParsedRequest) else []
+    return _encode(Outline(request.outline(value), request.prompts, request.size(model), places))
 
 
 def tokenize_job(model: TextModel, params: bytes, payload: bytes, enter: Enter) -> bytes:
@@ -112,11 +127,14 @@ def tokenize_job(model: TextModel, params: bytes, payload: bytes, enter: Enter) 
     given = msgspec.msgpack.decode(params, type=TokenizeParams)
     request = SHAPES[given.kind](parse_json(payload))
     if isinstance(request, ParsedRequest):
-        request.carried = given.carried
-    with about_param(request.prompt_param):
-        prompts = request.tokenize(model, enter, given.context)
+        request.carried, request.layouts = given.carried, given.layouts
+    try:
+        with about_param(request.prompt_param):
+            prompts = request.tokenize(model, enter, given.context)
+    except ImagesNeeded as images:
+        return needs_images(images.sources)
     echoes = [Echoed(echo.text, bool(echo.tokens), array("I", echo.offsets).tobytes()) for echo in request.echoes]
-    return tokenized(prompts.ids, given.context, echoes, prompts.prepared)
+    return tokenized(prompts.ids, given.context, echoes, prompts.prepared, prompts.places)
 
 
 JOBS = {**text_jobs.JOBS, **token_jobs.JOBS, "read": read_job, "tokenize": tokenize_job}
@@ -130,7 +148,7 @@ async def read_in_worker(pool: TextJobRunner, kind: str, body: bytes, limits: Li
     outline = await outline_in_worker(pool, kind, body, limits, tenant)
     request = SHAPES[kind](outline.value)
     assert isinstance(request, ParsedRequest)
-    request.outlined = outline.size
+    request.outlined, request.image_places = outline.size, outline.image_places
     return request
 
 
@@ -142,28 +160,58 @@ async def outline_in_worker(pool: TextJobRunner, kind: str, body: bytes, limits:
 
 
 async def tokenize_in_worker(
-    pool: TextJobRunner, kind: str, body: bytes, limits: Limits, tenant: str, carried: bytes = b""
+    pool: TextJobRunner,
+    kind: str,
+    body: bytes,
+    limits: Limits,
+    tenant: str,
+    carried: bytes = b"",
+    layouts: dict[bytes, Layout] | None = None,
 ) -> Tokenized:
     """Tokenize the prompts of a body that was checked before, with what the request carries. Raises as
     `Prompts.tokenize` does."""
-    given, size = _encode(TokenizeParams(kind, limits.context, carried)), len(body) + len(carried)
+    given = _encode(TokenizeParams(kind, limits.context, carried, layouts or {}))
+    size = len(body) + len(carried) + LAYOUT_BYTES * len(layouts or ())
     return decode_tokenized(await pool.run("tokenize", given, body, tenant=tenant, parsed=size, tokenized=size))
 
 
-async def count_in_worker(pool: TextJobRunner, kind: str, body: bytes, limits: Limits, tenant: str) -> int:
+async def count_in_worker(
+    pool: TextJobRunner, kind: str, body: bytes, limits: Limits, tenant: str, images: RequestImages | None = None
+) -> int:
     """Return the number of tokens of a checked body's prompts, also of those that the context does not hold. Raises
     InvalidRequest, and Busy where the text workers have too much to do for `tenant`."""
-    given = _encode(TokenizeParams(kind, HOPELESS * limits.context))
-    data = await pool.run("tokenize", given, body, tenant=tenant, parsed=len(body), tokenized=len(body))
-    return sum(decode_tokenized(data).counts)
+    many = dataclasses.replace(limits, context=HOPELESS * limits.context)
+    found = await tokenize_in_worker(pool, kind, body, many, tenant)
+    if found.needed and images is not None:
+        held = await images.prepare(found.needed, many.context)
+        layouts = held.layouts
+        held.release()
+        found = await tokenize_in_worker(pool, kind, body, many, tenant, layouts=layouts)
+    return sum(found.counts)
+
+
+@dataclass(frozen=True)
+class RequestImages:
+    """The images of one request: of `tenant`, under `salt`, for a model with `settings`."""
+
+    service: ImageService
+    settings: AnySettings
+    tenant: str
+    salt: str
+
+    async def prepare(self, needed: Sequence[NeededImage], context: int) -> HeldImages:
+        """Prepare the images. Raises as `ImageService.prepare` does."""
+        return await self.service.prepare(needed, self.settings, context=context, salt=self.salt, tenant=self.tenant)
 
 
 @dataclass(frozen=True)
 class BodyPrompts:
-    """The prompts in a request's body (`generation.prompts.Prompts`). The body is let go once they are tokenized."""
+    """The prompts in a request's body (`generation.prompts.Prompts`). The body is let go once they are tokenized.
+    `images` returns what prepares the prompt's images, under the request's `cache_salt`."""
 
     request: ParsedRequest
     body: Body
+    images: Callable[[str | None], RequestImages | None] = lambda salt: None
 
     @property
     def param(self) -> str:
@@ -173,7 +221,11 @@ class BodyPrompts:
         return self.request.prompts
 
     def size(self, text: TextView, limits: Limits) -> int:
+        places = self.request.image_places
+        check_images(places, text.images, limits.no_images or text.no_images, limits.context)
         size = self.request.size(text)
+        if text.images is not None:
+            size += text.images.typical_tokens * len(places)
         check_size(size, len(self), limits, self.param)
         return size
 
@@ -182,14 +234,43 @@ class BodyPrompts:
     ) -> PreparedPrompts:
         """Tokenize in a text worker; the request gets its echoes and what was prepared of it. Raises as
         `Prompts.tokenize` does."""
-        carried = self.request.carried
-        with about_grammar(self.request.options if self.request.outlined is None else None):
-            found = await tokenize_in_worker(pool, self.request.kind, self.body.data, limits, tenant, carried)
-        prompts = prompts_of(found, params, limits, self.param)
+        found = await self._tokenized(pool, limits, tenant)
+        held = await self._held(found, params, limits)
+        try:
+            if held is not None:
+                found = await self._tokenized(pool, limits, tenant, held.layouts)
+            prompts = prompts_of(found, params, limits, self.param)
+        except BaseException:
+            if held is not None:
+                held.release()
+            raise
         self.request.prepared = prompts.prepared
         self.request.echoes = [_echo(*both) for both in zip(found.echoes, prompts.ids, strict=False)]
         self.body.release()
-        return prompts
+        if held is None:
+            return prompts
+        return dataclasses.replace(prompts, images=held.placed(prompts.places), held=held)
+
+    async def _tokenized(
+        self, pool: TextJobRunner, limits: Limits, tenant: str, layouts: dict[bytes, Layout] | None = None
+    ) -> Tokenized:
+        request = self.request
+        with about_grammar(request.options if request.outlined is None else None):
+            return await tokenize_in_worker(
+                pool, request.kind, self.body.data, limits, tenant, request.carried, layouts
+            )
+
+    async def _held(self, found: Tokenized, params: ValidatedRequest, limits: Limits) -> HeldImages | None:
+        """Prepare the images that are needed; None for a prompt without any. Raises UnsupportedParameter where none are
+        read."""
+        if not found.needed:
+            return None
+        images = self.images(params.cache_salt)
+        if images is None or limits.no_images:
+            first = found.needed[0].at
+            check_images([first], None, limits.no_images or NO_TOWER, limits.context)
+        assert images is not None
+        return await images.prepare(found.needed, limits.context)
 
 
 def _echo(echoed: Echoed, prompt: Sequence[int]) -> Echo:

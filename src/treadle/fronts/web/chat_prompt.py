@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from ...text.images import Layout
+from ...text.images.prompt import IMAGE, images_of
 from ...text.work.stages import RENDERING, TOKENIZING
 from ..answer_options import AnswerOptions, tool_definitions
 from ..prepared import PreparedPrompts
@@ -15,6 +17,7 @@ from ..text_jobs import Enter, prepared_chat, with_prediction
 
 if TYPE_CHECKING:
     from ...text import TextModel
+    from ...text.tokenizer import ChatPrompt as RenderedPrompt
 
 MESSAGE_OVERHEAD_BYTES = 16
 
@@ -22,29 +25,36 @@ MESSAGE_OVERHEAD_BYTES = 16
 @dataclass(frozen=True)
 class ChatPrompt:
     """Turns as `chat_messages.read_turns` returns them, the tools in `options`, and `variables` for the template. The
-    answer `continues` the last turn, or gets a turn of its own, which `opens_answer` opens."""
+    answer `continues` the last turn, or gets a turn of its own, which `opens_answer` opens. `layouts` are those of the
+    turns' images, by their keys."""
 
     turns: Sequence[Mapping[str, Any]]
     options: AnswerOptions
     variables: Mapping[str, Any] = field(default_factory=dict)
     continues: bool = False
     opens_answer: bool = True
+    layouts: Mapping[bytes, Layout] = field(default_factory=dict)
+
+    @property
+    def image_places(self) -> list[str]:
+        """Return the places of the images in the request."""
+        return [source.at for source in images_of(self.turns)]
 
     def size_bytes(self) -> int:
-        """Return about how many bytes the prompt has."""
-        text = sum(len(str(part).encode()) for turn in self.turns for part in turn.values())
+        """Return about how many bytes the prompt has, without images."""
+        text = sum(len(str(_without_images(part)).encode()) for turn in self.turns for part in turn.values())
         tools = len(msgspec.json.encode(tool_definitions(self.options) or ()))
         return text + tools + MESSAGE_OVERHEAD_BYTES * len(self.turns)
 
     def tokenize(self, model: TextModel, enter: Enter, most: int) -> PreparedPrompts:
         """Return the prompt's ids and what is prepared of its answer, in a text worker. Raises as
         `ParsedRequest.tokenize` does."""
-        ids = self.ids(model, enter, most)
-        prepared = prepared_chat(model, self.options, ids, enter)
-        return PreparedPrompts([ids], with_prediction(model, self.options, prepared, most))
+        prompt = self.rendered(model, enter, most)
+        prepared = prepared_chat(model, self.options, prompt.ids, enter)
+        return PreparedPrompts([prompt.ids], with_prediction(model, self.options, prepared, most), prompt.images)
 
-    def ids(self, model: TextModel, enter: Enter, most: int) -> Sequence[int]:
-        """Return the prompt's ids alone. Raises as `tokenize` does."""
+    def rendered(self, model: TextModel, enter: Enter, most: int) -> RenderedPrompt:
+        """Return the prompt alone. Raises as `tokenize` does."""
         enter(RENDERING)
         return model.chat_prompt(
             self.turns,
@@ -54,4 +64,12 @@ class ChatPrompt:
             extra=self.variables,
             rendered=lambda: enter(TOKENIZING),
             most=most,
-        ).ids
+            images=self.layouts,
+        )
+
+
+def _without_images(value: Any) -> Any:
+    """Return a turn's value, of content in parts without the images."""
+    if not isinstance(value, list):
+        return value
+    return [part for part in value if not (isinstance(part, dict) and part.get("type") == IMAGE)]

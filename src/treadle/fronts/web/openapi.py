@@ -294,7 +294,13 @@ SERVER: dict[str, Schema] = {
     ),
     "Health": shape("Live, or ready.", HEALTH_FIELDS),
     "Unhealthy": shape("Why not.", {**HEALTH_FIELDS, **ERROR["properties"]}),
-    "Model": shape("A served model.", MODEL, context_length=COUNT, max_model_len=COUNT),
+    "Model": shape(
+        "A served model.",
+        MODEL,
+        context_length=COUNT,
+        max_model_len=COUNT,
+        modalities=listed({"enum": ["text", "image"]}),
+    ),
     "ModelList": shape(
         "The served models.", {"object": {"type": "string", "const": "list"}, "data": listed(ref("Model"))}
     ),
@@ -327,6 +333,7 @@ SERVER: dict[str, Schema] = {
             "capabilities": OBJECT_OR_NULL,
             "event_loop_lag": {"type": "object", "additionalProperties": {"type": "number"}},
             "text": OBJECT,
+            "images": OBJECT,
             "prefix_cache": OBJECT,
             "keys": listed(OBJECT),
             "connections": {"type": "object", "additionalProperties": OBJECT},

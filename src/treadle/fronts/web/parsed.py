@@ -15,6 +15,7 @@ from ...errors import TreadleError
 from ...telemetry.access_log import RequestRecord
 from ...text import TextView
 from ...text.events import Event, Text
+from ...text.images import Layout
 from ..answer_options import AnswerOptions
 from ..authentication import Caller
 from ..generation.pieces import Piece, Usage, WholeChoice
@@ -77,8 +78,9 @@ class ParsedRequest(ABC):
     `params`: sampling parameters as the client sent them. `options`: tools, grammar and reasoning. `model`: the name it
     asks for; None for none. `service_tier`: the tier it asks for. `spellings`: the dialect's own names of the
     validator's fields. `least_tokens`: the smallest `max_tokens`. `outlined`: the size of a request whose content
-    stayed in a text worker. `carried`: what the prompts need of the server's state, for the text worker. `prepared` and
-    `echoes` are set when the prompts are tokenized.
+    stayed in a text worker. `carried`: what the prompts need of the server's state, for the text worker; `layouts`:
+    those of the prompt's images, by their keys. `image_places`: the places of images in it. `prepared` and `echoes` are
+    set when the prompts are tokenized.
     """
 
     kind: ClassVar[str]
@@ -96,6 +98,8 @@ class ParsedRequest(ABC):
     least_tokens: int = 1
     outlined: int | None = None
     carried: bytes = b""
+    layouts: Mapping[bytes, Layout] = {}
+    image_places: Sequence[str] = ()
     echoes: Sequence[Echo] = ()
     prepared: Prepared = NOTHING
     spellings: Mapping[str, str] = {}
@@ -129,8 +133,8 @@ class ParsedRequest(ABC):
     def tokenize(self, model: TextModel, enter: Enter, most: int) -> PreparedPrompts:
         """Tokenize each prompt and prepare the answers, in a text worker; `enter` is called at the start of each stage.
 
-        Raises InvalidRequest for a grammar, and ContextLengthExceeded for a text of which that is certain; others of
-        over `most` tokens are returned."""
+        Raises InvalidRequest for a grammar, ImagesNeeded for images without a layout, and ContextLengthExceeded for a
+        text of which that is certain; others of over `most` tokens are returned."""
 
     @abstractmethod
     def outline(self, value: dict[str, Any]) -> dict[str, Any]:

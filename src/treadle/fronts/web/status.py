@@ -85,6 +85,7 @@ class StatusRoutes:
         status["uptime_s"] = round(time.monotonic() - self._started, 3)
         status["event_loop_lag"] = self._telemetry.lag.summary()
         status["text"] = self._model.texts.statistics() | _formats(self._model)
+        status["images"] = _images(self._model)
         status["prefix_cache"] = prefix_status(self._model.engine)
         status["connections"] = {front: of.statistics() for front, of in self._connections.items()}
         status["bodies"] = self._bodies.statistics()
@@ -147,7 +148,9 @@ class ModelRoutes:
         return (
             card
             if capabilities is None
-            else card | {"context_length": capabilities.context, "max_model_len": capabilities.context}
+            else card
+            | {"context_length": capabilities.context, "max_model_len": capabilities.context}
+            | {"modalities": list(model.modalities)}
         )
 
 
@@ -173,6 +176,16 @@ def _formats(model: ServedModel) -> dict[str, Any]:
         return {}
     described = "template" if formats.by_template else "server"
     return {"tool_parser": formats.tools, "tools_described_by": described, "reasoning_parser": formats.reasoning}
+
+
+def _images(model: ServedModel) -> dict[str, Any]:
+    """Return whether images are read, with the reason where they aren't, and what reads them."""
+    try:
+        reason = model.limits().no_images
+    except EngineUnavailable:
+        reason = "the model is loading"
+    read = {"read": not reason, "reason": reason}
+    return read if reason or model.images is None else read | model.images.statistics()
 
 
 def _add_readable(router: APIRouter, path: str, answer: Callable[..., Any], summary: str) -> None:

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ...errors import InvalidRequest
+from ...errors import InvalidRequest, UnsupportedParameter
 from ...text import Detokenizer
+from ...text.images.prompt import ImagesNeeded
 from ...text.work.stages import PARSING, TOKENIZING
 from ..strict_json import parse_json
 from ..text_jobs import Enter, about_param
@@ -81,8 +82,13 @@ def _chat(model: TextModel, value: dict[str, Any], limits: WorkerLimits, enter: 
     refuse_beyond_neutral(value, CHAT_NEUTRAL)
     request = ParsedChat({name: given for name, given in value.items() if name not in OF_CHATS})
     request.check_against(limits.with_model(model))
-    with about_param("messages"):
-        (ids,) = request.tokenize(model, enter, limits.context).ids
+    try:
+        with about_param("messages"):
+            (ids,) = request.tokenize(model, enter, limits.context).ids
+    except ImagesNeeded as images:
+        at = images.sources[0].at
+        message = f"{at} is an image: /tokenize takes text, and /v1/messages/count_tokens counts images too"
+        raise UnsupportedParameter(message, param=at) from None
     return request.model, ids, bool(own.return_token_strs)
 
 

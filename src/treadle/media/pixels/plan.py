@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 from ...errors import InvalidRequest
 from ...text.images import Layout
-
-ITEM_BYTES = 4
+from ..pixels_memory import bytes_of
 
 
 @dataclass(frozen=True)
@@ -19,10 +18,7 @@ class Plan:
 
     @property
     def size_bytes(self) -> int:
-        size = ITEM_BYTES
-        for side in self.shape:
-            size *= side
-        return size
+        return bytes_of(self.shape)
 
 
 def odd_shape(width: int, height: int) -> InvalidRequest:

@@ -59,7 +59,8 @@ def marked(body: dict[str, Any]) -> dict[str, Any]:
 def test_each_prompt_of_a_session_begins_with_the_one_before(name: str, thinking: bool) -> None:
     model = bytes_text(100_000, chat_template=(TEMPLATES / f"{name}.jinja").read_text(encoding="utf-8"))
     prompts = [
-        ParsedMessages(body).prompt.ids(model, lambda stage: None, 100_000) for body in session(6, thinking=thinking)
+        ParsedMessages(body).prompt.rendered(model, lambda stage: None, 100_000).ids
+        for body in session(6, thinking=thinking)
     ]
     for before, after in itertools.pairwise(prompts):
         assert len(after) > len(before)

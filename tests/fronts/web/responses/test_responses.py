@@ -302,7 +302,7 @@ async def test_codex_request_is_answered() -> None:
 
 @in_loop
 async def test_the_official_sdk_streams_parses_and_raises() -> None:
-    image: Any = [user([{"type": "input_image", "image_url": "data:x"}])]
+    image: Any = [user([{"type": "input_image", "image_url": "data:image/png;base64,eA=="}])]
     async with (
         answering("Hello.") as f,
         on_port(f.app) as url,
@@ -311,7 +311,7 @@ async def test_the_official_sdk_streams_parses_and_raises() -> None:
         async with client.responses.stream(model="m", input="hi", max_output_tokens=50) as stream:
             assert [event.delta async for event in stream if event.type == "response.output_text.delta"]
             assert (await stream.get_final_response()).output_text == "Hello."
-        with pytest.raises(openai.BadRequestError, match=r"input\[0\].content\[0\].type"):
+        with pytest.raises(openai.BadRequestError, match=r"input\[0\].content\[0\].image_url is an image"):
             await client.responses.create(model="m", input=image)
 
 

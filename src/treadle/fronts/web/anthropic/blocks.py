@@ -10,10 +10,17 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ....errors import InvalidRequest, UnsupportedParameter
+from ....text.images import ImageSource
+from ....text.images.prompt import image_part
 from ...chat_messages import MAX_PARTS
 from ...field_checks import checked, quoted, require_array, require_type
+from ...media.parts import source_of_url
 
+IMAGE = "image"
 TEXT, DOCUMENT, SEARCH_RESULT, TOOL_REFERENCE = "text", "document", "search_result", "tool_reference"
+
+
+Content = str | list[dict[str, Any]]
 
 
 class Block(NamedTuple):
@@ -45,9 +52,7 @@ def _block(value: Any, at: str) -> Block:
 def refused(block: Block) -> UnsupportedParameter:
     """Return the refusal of a block that can't be at its place."""
     place = f"{block.at}.type"
-    return UnsupportedParameter(
-        f"{place} '{block.kind[:64]}' is not supported here: this model reads text", param=place
-    )
+    return UnsupportedParameter(f"{place} '{block.kind[:64]}' is not supported here: send text or images", param=place)
 
 
 def required(block: Block, key: str) -> str:
@@ -57,6 +62,42 @@ def required(block: Block, key: str) -> str:
         place = f"{block.at}.{key}"
         raise InvalidRequest(f"{place} is missing: give a string", param=place)
     return str(text)
+
+
+# Images ----------------------------------------------------------------------------------------------------------
+
+
+def pieces_of(blocks: Iterable[Block]) -> Content:
+    """Return the content of blocks of text and images: one text, or parts where there are images."""
+    pieces: list[list[str] | ImageSource] = []
+    for block in blocks:
+        if block.kind == IMAGE:
+            pieces.append(_image(block))
+        elif pieces and isinstance(pieces[-1], list):
+            pieces[-1].append(text_of(block))
+        else:
+            pieces.append([text_of(block)])
+    if not any(isinstance(piece, ImageSource) for piece in pieces):
+        return joined(text for piece in pieces if isinstance(piece, list) for text in piece)
+    return [
+        image_part(piece) if isinstance(piece, ImageSource) else {"type": TEXT, "text": joined(piece)}
+        for piece in pieces
+    ]
+
+
+def _image(block: Block) -> ImageSource:
+    at = f"{block.at}.source"
+    source = checked(block.value, "source", Mapping, "an object with a type", block.at)
+    if source is None:
+        raise InvalidRequest(f"{at} is missing: give an object with a type", param=at)
+    kind, own = source.get("type"), Block("source", source, at)
+    if kind == "base64":
+        return ImageSource(f"{at}.data", data=required(own, "data"), media_type=required(own, "media_type")[:128])
+    if kind == "url":
+        return source_of_url(required(own, "url"), f"{at}.url")
+    raise UnsupportedParameter(
+        f"{at}.type {quoted(kind, 64)} is not supported here: send the image as 'base64' or 'url'", param=f"{at}.type"
+    )
 
 
 # Text ------------------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from __future__ import annotations
 from starlette.types import Scope, Send
 
 from ....telemetry.access_log import RequestRecord
+from ...media.parts import check_images
 from ...validate import check_size
 from ..answer import Answer
 from ..body import Body
@@ -27,6 +28,9 @@ class CountTokens(Answer):
         model = parsed.served_by(self.models)
         text, limits = model.text(), model.limits()
         parsed.check_against(limits)
+        check_images(parsed.image_places, text.images, limits.no_images, limits.context)
         check_size(parsed.size(text), 1, limits, parsed.prompt_param)
-        record.prompt_tokens = await count_in_worker(model.texts.pool, parsed.kind, body.data, limits, caller.tenant)
+        record.prompt_tokens = await count_in_worker(
+            model.texts.pool, parsed.kind, body.data, limits, caller.tenant, self.images(caller, None)
+        )
         await send_json(send, 200, encode({"input_tokens": record.prompt_tokens}))

@@ -65,6 +65,7 @@ class ParsedConversation(ParsedRequest):
         )
         turns, continues = read_conversation(body.messages, body.system)
         self.prompt = ChatPrompt(turns, self.options, thinking.reasoning.template_variables(), continues)
+        self.image_places = self.prompt.image_places
 
     def served_by(self, models: Models) -> ServedModel:
         """Return the model of this name, or the default one for a name of Anthropic's, and log what was left out of the
@@ -122,7 +123,10 @@ class ParsedMessages(ParsedConversation):
         return dataclasses.replace(validated, completion_cap=most)
 
     def tokenize(self, model: TextModel, enter: Enter, most: int) -> PreparedPrompts:
-        return self.prompt.tokenize(model, enter, most)
+        return self._prompt().tokenize(model, enter, most)
+
+    def _prompt(self) -> ChatPrompt:
+        return dataclasses.replace(self.prompt, layouts=self.layouts)
 
     # Answers -----------------------------------------------------------------------------------------------------
 
@@ -147,7 +151,7 @@ class ParsedCount(ParsedMessages):
 
     def tokenize(self, model: TextModel, enter: Enter, most: int) -> PreparedPrompts:
         """Return the prompt's ids alone: no grammar is compiled."""
-        return PreparedPrompts([self.prompt.ids(model, enter, most)])
+        return PreparedPrompts([self._prompt().rendered(model, enter, most).ids])
 
 
 def has_cache_mark(value: Any) -> bool:

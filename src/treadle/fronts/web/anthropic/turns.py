@@ -13,7 +13,7 @@ from typing import Any
 from ....errors import InvalidRequest
 from ...chat_messages import MAX_CALLS, MAX_MESSAGES
 from ...field_checks import checked, quoted, require_array, require_type
-from .blocks import TEXT, Block, joined, read_blocks, refused, required, text_of
+from .blocks import TEXT, Block, Content, joined, pieces_of, read_blocks, refused, required, text_of
 from .signatures import unsealed
 from .tool_ids import id_for_model
 
@@ -87,29 +87,36 @@ def _system(blocks: Sequence[Block]) -> list[Turn]:
 
 
 def _user(blocks: Sequence[Block]) -> list[Turn]:
-    """Return the turns of a user's blocks: a turn for each result of a call, and one for the text between them."""
+    """Return the turns of a user's blocks: a turn for each result of a call, and one for the text and the images
+    between them."""
     turns: list[Turn] = []
-    texts: list[str] = []
+    others: list[Block] = []
     for block in blocks:
         if block.kind == "tool_result":
-            turns += _text_turn(texts)
-            texts = []
+            turns += _user_turn(others)
+            others = []
             turns.append(_result(block))
         else:
-            texts.append(text_of(block))
-    return turns + _text_turn(texts)
+            others.append(block)
+    return turns + _user_turn(others)
 
 
-def _text_turn(texts: Sequence[str]) -> list[Turn]:
-    return [{"role": "user", "content": joined(texts)}] if texts else []
+def _user_turn(blocks: Sequence[Block]) -> list[Turn]:
+    return [{"role": "user", "content": pieces_of(blocks)}] if blocks else []
 
 
 def _result(block: Block) -> Turn:
     """Return the turn of a result. Templates have no mark for a failed call: its text begins with "Error"."""
-    text = joined(map(text_of, read_blocks(block.value.get("content"), f"{block.at}.content", may_be_empty=True)))
+    content = pieces_of(read_blocks(block.value.get("content"), f"{block.at}.content", may_be_empty=True))
     if checked(block.value, "is_error", bool, "true or false", block.at):
-        text = f"Error: {text}" if text else "Error"
-    return {"role": "tool", "tool_call_id": id_for_model(required(block, "tool_use_id")), "content": text}
+        content = _failed(content)
+    return {"role": "tool", "tool_call_id": id_for_model(required(block, "tool_use_id")), "content": content}
+
+
+def _failed(content: Content) -> Content:
+    if isinstance(content, str):
+        return f"Error: {content}" if content else "Error"
+    return [{"type": TEXT, "text": "Error: "}, *content]
 
 
 def _assistant(blocks: Sequence[Block]) -> list[Turn]:

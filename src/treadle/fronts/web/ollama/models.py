@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from ....core.messages import Capabilities
 from ....errors import EngineUnavailable, InvalidRequest
-from ...served_models import Models, ServedModel
+from ...served_models import IMAGE, Models, ServedModel
 from ...strict_json import parse_json
 from ..body import Body, BodyBudget, read_body
 from ..guard import caller_of
@@ -127,7 +127,8 @@ def _abilities(model: ServedModel) -> list[str]:
         formats = model.text().formats
     except EngineUnavailable:
         return found
-    return [*found, "tools", *(["thinking"] if formats.reasoning else [])]
+    vision = ["vision"] if IMAGE in model.modalities else []
+    return [*found, *vision, "tools", *(["thinking"] if formats.reasoning else [])]
 
 
 def _memory(model: ServedModel) -> dict[str, Any]:

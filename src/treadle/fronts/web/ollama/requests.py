@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from ....errors import InvalidRequest, UnsupportedParameter
 from ....text import TextView
-from ...field_checks import checked, kind_of
+from ....text.images import ImageSource
+from ....text.images.prompt import image_part
+from ...field_checks import checked, kind_of, require_type
 from ...generation.pieces import Usage, WholeChoice
 from ...prepared import PreparedPrompts
 from ...text_jobs import Enter
@@ -33,9 +35,10 @@ CHAT = (*SHARED, "messages", "tools", "tool_choice", "parallel_tool_calls")
 IGNORED = ("stream", "keep_alive", "truncate", "shift")
 """Fields that change nothing here, or are read before: the model stays loaded, and a prompt that is too long is
 refused."""
-GENERATE = (*SHARED, "prompt", "system", "raw")
-NEUTRAL: Mapping[str, tuple[Any, ...]] = {"suffix": ("",), "template": ("",), "context": ([],), "images": ([],)}
+GENERATE = (*SHARED, "prompt", "system", "raw", "images")
+NEUTRAL: Mapping[str, tuple[Any, ...]] = {"suffix": ("",), "template": ("",), "context": ([],)}
 """Fields of /api/generate that are not served, with their neutral values besides null."""
+OWN_KEYS = ("thinking", "tool_name", "tool_calls", "images")
 
 
 class ParsedOllama(ParsedRequest):
@@ -60,11 +63,13 @@ class ParsedOllama(ParsedRequest):
     def _hold(self, inner: ParsedOpenAi) -> None:
         self.inner = inner
         self.params, self.options, self.spellings = inner.params, inner.options, inner.spellings
+        self.image_places = inner.image_places
 
     def _size(self, model: TextView) -> int:
         return self.inner.size(model)
 
     def tokenize(self, model: TextModel, enter: Enter, most: int) -> PreparedPrompts:
+        self.inner.layouts = self.layouts
         return self.inner.tokenize(model, enter, most)
 
     def check_against(self, limits: Limits) -> ValidatedRequest:
@@ -122,16 +127,19 @@ class OllamaGenerate(ParsedOllama):
         self._read(value)
         prompt = checked(value, "prompt", str, "a string", "") or ""
         system = checked(value, "system", str, "a string", "")
-        if not prompt:
+        images = _images(value, "")
+        if not prompt and not images:
             self._load()
             return
         given = _given(value, GENERATE)
-        for name in ("prompt", "system", "raw"):
+        for name in ("prompt", "system", "raw", "images"):
             given.pop(name, None)
         if checked(value, "raw", bool, "true or false", ""):
+            if images:
+                raise UnsupportedParameter("images are not supported with raw: leave out raw", param="images")
             self._hold(_raw(given, prompt))
             return
-        turns = [{"role": "user", "content": prompt}]
+        turns: list[dict[str, Any]] = [{"role": "user", "content": _with_images(prompt, images)}]
         if system:
             turns.insert(0, {"role": "system", "content": system})
         self._hold(ParsedChat(given | {"messages": turns}))
@@ -181,7 +189,9 @@ def _messages(messages: Any) -> Any:
 
 
 def _message(message: dict[str, Any], at: str) -> dict[str, Any]:
-    found = {key: value for key, value in message.items() if key not in ("thinking", "tool_name", "tool_calls")}
+    found = {key: value for key, value in message.items() if key not in OWN_KEYS}
+    if images := _images(message, at):
+        found["content"] = _with_images(checked(message, "content", str, "a string", at) or "", images)
     thinking = checked(message, "thinking", str, "a string", at)
     if thinking:
         found["reasoning_content"] = thinking
@@ -194,6 +204,21 @@ def _message(message: dict[str, Any], at: str) -> dict[str, Any]:
     if calls is not None and not isinstance(calls, list):
         raise InvalidRequest(f"{at}.tool_calls is {kind_of(calls)}: it must be an array", param=f"{at}.tool_calls")
     return found | ({"tool_calls": calls} if calls else {})
+
+
+def _images(given: Mapping[str, Any], at: str) -> list[dict[str, Any]]:
+    """Return the parts of the images of a message, which are strings in base64."""
+    found = []
+    for i, data in enumerate(checked(given, "images", list, "an array of images in base64", at) or ()):
+        place = f"{at}.images[{i}]" if at else f"images[{i}]"
+        require_type(data, str, "an image in base64", place)
+        found.append(image_part(ImageSource(place, data=data)))
+    return found
+
+
+def _with_images(text: str, images: list[dict[str, Any]]) -> str | list[dict[str, Any]]:
+    """Return content with images in front of its text, as Ollama writes them."""
+    return [*images, *([{"type": "text", "text": text}] if text else [])] if images else text
 
 
 def _outline(value: dict[str, Any], content: dict[str, Any]) -> dict[str, Any]:

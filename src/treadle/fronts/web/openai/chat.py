@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ....errors import InvalidRequest
@@ -62,6 +63,7 @@ class ParsedChat(ParsedOpenAi):
         self.options = _options(body, value, reasoning)
         opens_answer = body.add_generation_prompt is not False
         self.prompt = ChatPrompt(turns, self.options, variables, continues, opens_answer)
+        self.image_places = self.prompt.image_places
         self.older_form = bool(body.functions)
         self._called: dict[int, bool] = {}
         max_tokens, limited_by = _max_tokens(body, given)
@@ -72,7 +74,7 @@ class ParsedChat(ParsedOpenAi):
         return self.tokens_of(self.prompt.size_bytes(), model)
 
     def tokenize(self, model: TextModel, enter: Enter, most: int) -> PreparedPrompts:
-        return self.prompt.tokenize(model, enter, most)
+        return replace(self.prompt, layouts=self.layouts).tokenize(model, enter, most)
 
     def outline(self, value: dict[str, Any]) -> dict[str, Any]:
         content = {"messages": [{"role": "user", "content": ""}]} | (OLDER_FORM if self.older_form else {})

@@ -14,6 +14,7 @@ from typing import Any
 from ....errors import InvalidRequest, UnsupportedParameter
 from ...chat_messages import MAX_PARTS
 from ...field_checks import checked, kind_of, require_array, require_type
+from ...media.parts import URL_PARTS, read_url_part
 from .opaque import SUMMARY, unwrap
 
 Item = dict[str, Any]
@@ -29,6 +30,9 @@ SKIPPED = (
 LOCAL_CALLS = {"local_shell_call": "action", "shell_call": "action", "apply_patch_call": "operation"}
 """Calls of tools that models of OpenAI know without a definition, with the key that has their arguments."""
 TEXT_TYPES = ("input_text", "output_text", "text")
+IMAGE_TYPE = "input_image"
+RESULT_ROLE = "tool"
+WITH_IMAGES = ("user", RESULT_ROLE)
 
 
 def new_id(prefix: str) -> str:
@@ -85,19 +89,21 @@ def _message(item: Mapping[str, Any], at: str) -> Item:
         given = f"'{role[:40]}'" if isinstance(role, str) else "missing" if role is None else kind_of(role)
         raise InvalidRequest(f"{place} is {given}: it must be one of {', '.join(ROLES)}", param=place)
     message: Item = {"id": _id(item, "msg", at), "type": "message", "status": "completed", "role": role}
-    message["content"] = _content(item.get("content"), role == "assistant", f"{at}.content")
+    message["content"] = _content(item.get("content"), role, f"{at}.content")
     phase = checked(item, "phase", str, "a string", at)
     return message | ({"phase": phase} if phase is not None else {})
 
 
-def _content(content: Any, of_assistant: bool, at: str) -> list[Item]:
+def _content(content: Any, role: str, at: str) -> list[Item]:
+    """Return the parts of a message of `role`, or of a tool's result."""
+    of_assistant = role == "assistant"
     if isinstance(content, str):
         return [_part(content, of_assistant)]
     if content is None:
         raise InvalidRequest(f"{at} is missing: give a string, or an array of parts", param=at)
     expected = "a string or an array of parts"
     require_array(content, at, "part", MAX_PARTS, expected=expected, may_be_empty=of_assistant)
-    return [_read_part(part, of_assistant, f"{at}[{i}]") for i, part in enumerate(content)]
+    return [_read_part(part, role, f"{at}[{i}]") for i, part in enumerate(content)]
 
 
 def _part(text: str, of_assistant: bool) -> Item:
@@ -108,16 +114,31 @@ def _input_text(text: str) -> Item:
     return {"type": "input_text", "text": text}
 
 
-def _read_part(part: Any, of_assistant: bool, at: str) -> Item:
+def _read_part(part: Any, role: str, at: str) -> Item:
     require_type(part, Mapping, "an object with a type", at)
-    kind, place = part.get("type"), f"{at}.type"
+    kind, place, of_assistant = part.get("type"), f"{at}.type", role == "assistant"
     if kind in TEXT_TYPES:
         return _part(_text(part, "text", at), of_assistant)
+    if kind in URL_PARTS:
+        return _image(part, role, at)
     if kind == "refusal" and of_assistant:
         return {"type": "refusal", "refusal": _text(part, "refusal", at)}
     if isinstance(kind, str):
-        raise UnsupportedParameter(f"{place} '{kind[:40]}' is not supported here: this model reads text", param=place)
+        raise UnsupportedParameter(f"{place} '{kind[:40]}' is not supported here: send text or images", param=place)
     raise InvalidRequest(f"{place} is {kind_of(kind)}: it must be 'input_text' or 'output_text'", param=place)
+
+
+def _image(part: Mapping[str, Any], role: str, at: str) -> Item:
+    """Return an image as it is stored and listed: with its URL, and its detail."""
+    if role not in WITH_IMAGES:
+        raise UnsupportedParameter(
+            f"{at}.type '{IMAGE_TYPE}' is not supported in a message of the {role}: images are in those of the user",
+            param=f"{at}.type",
+        )
+    source = read_url_part(part, at)
+    given = part["image_url"]
+    url = given["url"] if isinstance(given, Mapping) else given
+    return {"type": IMAGE_TYPE, "image_url": url, "detail": "low" if source.low else "auto"}
 
 
 # Calls and their results ----------------------------------------------------------------------------------------
@@ -151,7 +172,7 @@ def _result(item: Mapping[str, Any], at: str) -> Item:
     if output is None:
         raise InvalidRequest(f"{place} is missing: give a string, or an array of parts", param=place)
     if not isinstance(output, str):
-        output = _content(output, False, place) if output != [] else []
+        output = _content(output, RESULT_ROLE, place) if output != [] else []
     result: Item = {"id": _id(item, "fco", at), "type": item["type"], "status": "completed"}
     return {**result, "call_id": _text(item, "call_id", at, empty=False), "output": output}
 

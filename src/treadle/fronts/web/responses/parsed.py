@@ -118,6 +118,7 @@ class ParsedResponse(ParsedRequest):
         self.variables = reasoning.template_variables() | checked_kwargs(body.chat_template_kwargs or {})
         self.options = _options(body, tools, reasoning)
         self.facts = _facts(body, self.items, tools, reasoning)
+        self.image_places = self._chat(self.items).image_places
 
     @property
     def carried(self) -> bytes:
@@ -142,7 +143,7 @@ class ParsedResponse(ParsedRequest):
         history = [_stored(item) for item in carried.history]
         known = {name: _stored(item) for name, item in carried.references.items()}
         own = [known.get(item["id"], item) if item["type"] == REFERENCE else item for item in self.items]
-        chat = self._chat([*history, *own])
+        chat = self._chat([*history, *own], len(history))
         if not chat.turns:
             raise InvalidRequest("input is empty: give a text, or at least one item", param="input")
         prompt = ItemsPrompt(chat, self.facts.cuts, self.params.max_tokens)
@@ -151,15 +152,15 @@ class ParsedResponse(ParsedRequest):
         if not self.facts.compacts:
             return found
         options = AnswerOptions(thinking_budget=self.options.thinking_budget)
-        return PreparedPrompts(found.ids, prepared_chat(model, options, found.ids[0], enter))
+        return PreparedPrompts(found.ids, prepared_chat(model, options, found.ids[0], enter), found.places)
 
-    def _chat(self, items: Sequence[Item]) -> ChatPrompt:
-        turns = turns_of(items)
+    def _chat(self, items: Sequence[Item], carried: int = 0) -> ChatPrompt:
+        turns = turns_of(items, carried)
         if self.instructions:
             turns.insert(0, {"role": "system", "content": self.instructions})
         if self.facts.compacts:
             turns.append({"role": "user", "content": COMPACT_PROMPT})
-        return ChatPrompt(turns, self.options, self.variables)
+        return ChatPrompt(turns, self.options, self.variables, layouts=self.layouts)
 
     def outline(self, value: dict[str, Any]) -> dict[str, Any]:
         return {OUTLINE: _pack(self.facts)}

@@ -6,10 +6,12 @@ Consecutive items of the assistant are one turn, as the model wrote them: its re
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from .items import LOCAL_CALLS, Item
+from ....text.images.prompt import image_part
+from ...media.parts import read_url_part
+from .items import IMAGE_TYPE, LOCAL_CALLS, Item
 from .opaque import REASONING, SUMMARY, unwrap
 from .tool_names import prompt_name
 
@@ -18,10 +20,12 @@ Turn = dict[str, Any]
 SUMMARY_TURN = "Summary of the conversation so far:\n\n"
 
 
-def turns_of(items: Iterable[Item]) -> list[Turn]:
-    """Return the turns of checked items, without those that the prompt leaves out."""
+def turns_of(items: Sequence[Item], carried: int = 0) -> list[Turn]:
+    """Return the turns of checked items, without those that the prompt leaves out. The first `carried` items are of
+    earlier responses: refusals of images name the others by their places in `input`."""
     turns = _Turns()
-    for item in items:
+    for i, item in enumerate(items):
+        turns.at = f"input[{i - carried}]" if i >= carried else "previous_response_id"
         if (add := _ADD.get(item["type"])) is not None:
             add(turns, item)
     return turns.found
@@ -32,9 +36,10 @@ class _Turns:
 
     def __init__(self) -> None:
         self.found: list[Turn] = []
+        self.at = ""
 
     def message(self, item: Item) -> None:
-        role, content = item["role"], _texts(item["content"])
+        role, content = item["role"], _contents(item["content"], f"{self.at}.content")
         if role == "assistant":
             turn = self._assistant(lambda turn: not turn["content"] and "tool_calls" not in turn)
             turn["content"] = content
@@ -61,7 +66,7 @@ class _Turns:
 
     def result(self, item: Item) -> None:
         output = item["output"]
-        self._add_result(item, output if isinstance(output, str) else _texts(output))
+        self._add_result(item, output if isinstance(output, str) else _contents(output, f"{self.at}.output"))
 
     def local_result(self, item: Item) -> None:
         output = item.get("output")
@@ -73,7 +78,7 @@ class _Turns:
         self.found = [turn for turn in self.found if turn["role"] == "system"]
         self.found.append({"role": "user", "content": SUMMARY_TURN + summary})
 
-    def _add_result(self, item: Item, content: str | list[dict[str, str]]) -> None:
+    def _add_result(self, item: Item, content: str | list[dict[str, Any]]) -> None:
         self.found.append({"role": "tool", "tool_call_id": item["call_id"], "content": content})
 
     def _add_call(self, item: Item, name: str, arguments: str) -> None:
@@ -88,12 +93,21 @@ class _Turns:
         return self.found[-1]
 
 
-def _texts(parts: Sequence[Mapping[str, Any]]) -> str | list[dict[str, str]]:
-    """Return the text of one part, or text parts."""
-    texts = [part["refusal"] if part["type"] == "refusal" else part["text"] for part in parts]
-    if len(texts) < 2:
-        return "".join(texts)
-    return [{"type": "text", "text": text} for text in texts]
+def _contents(parts: Sequence[Mapping[str, Any]], at: str) -> str | list[dict[str, Any]]:
+    """Return the text of one part, or parts of text and images."""
+    if len(parts) < 2 and not any(part["type"] == IMAGE_TYPE for part in parts):
+        return "".join(_text(part) for part in parts)
+    return [
+        image_part(read_url_part(part, f"{at}[{i}]"))
+        if part["type"] == IMAGE_TYPE
+        else {"type": "text", "text": _text(part)}
+        for i, part in enumerate(parts)
+    ]
+
+
+def _text(part: Mapping[str, Any]) -> str:
+    text: str = part["refusal"] if part["type"] == "refusal" else part["text"]
+    return text
 
 
 def _reasoning_text(item: Item) -> str:

@@ -62,6 +62,7 @@ MODEL_CARD = {
     "owned_by": "treadle",
     "context_length": 32768,
     "max_model_len": 32768,
+    "modalities": ["text"],
 }
 
 ANSWERS: dict[tuple[str, str], Any] = {

@@ -1,0 +1,51 @@
+"""Images of a server's requests: their service, whose processes start with the first image."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from ..config import Settings
+from ..fronts.media.service import ImageService, Workers
+from ..fronts.media.store import PixelStore
+
+if TYPE_CHECKING:
+    from ..telemetry.metrics import Metrics
+    from ..text.images import AnySettings
+
+PACKAGES = ("numpy", "PIL")
+
+log = logging.getLogger(__name__)
+
+
+def image_service(settings: Settings, metrics: Metrics, on_refused: Callable[[], None]) -> ImageService:
+    """Return the service of images. Nothing of it runs yet."""
+
+    def make(images: AnySettings) -> Workers:
+        from .. import shared_memory
+        from ..media.workers import ImageWorkers, image_workers
+
+        if left := shared_memory.remove_left_over():
+            log.info("removed the shared memory of %d images that a killed server has left", left)
+        return ImageWorkers(
+            images,
+            most=image_workers(),
+            max_wait_s=settings.max_wait_s,
+            on_refused=on_refused,
+            on_killed=metrics.image_killed,
+        )
+
+    store = PixelStore(on_refused=on_refused)
+    return ImageService(make, hosts=settings.image_hosts, trouble=missing_packages(), store=store)
+
+
+def missing_packages() -> str:
+    """Return why images can't be read with the packages that are installed; "" where they can."""
+    missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
+    if not missing:
+        return ""
+    from ..installation import install_command
+
+    return f"the packages for images are not installed ({install_command('vision')})"

@@ -1,0 +1,194 @@
+"""Images of a model's requests: from what a prompt needs to pixels that live as long as the request.
+
+Nothing of it runs, and no process is started, before the first image.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import msgspec
+
+from ...core.messages import Image
+from ...errors import ContextLengthExceeded, InvalidRequest, ServerStopping
+from ...media.pixels_memory import Pixels
+from ...text.images import AnySettings, Layout
+from ...text.images.prompt import PlacedImage
+from .fetch import ImageFetcher
+from .needed import NeededImage
+from .store import PixelStore
+
+ASIDE_BYTES = 1 << 18
+"""The event loop hashes fewer bytes than these, in less than 0.3 ms."""
+
+
+class Workers(Protocol):
+    """Image processes of one model (`media.workers.ImageWorkers`)."""
+
+    most: int
+
+    async def prepare(
+        self, data: bytes, media_type: str = "", *, low: bool = False, most_bytes: int = ..., tenant: str = ""
+    ) -> Pixels: ...
+
+    async def close(self) -> None: ...
+
+    def statistics(self) -> dict[str, Any]: ...
+
+
+class HeldImages:
+    """Images of one request, prepared; their pixels stay until `release`."""
+
+    def __init__(self, store: PixelStore) -> None:
+        self._store = store
+        self._held: dict[bytes, tuple[bytes, Pixels]] = {}
+
+    def hold(self, key: bytes, digest: bytes, pixels: Pixels) -> None:
+        self._held[key] = (digest, pixels)
+
+    @property
+    def layouts(self) -> dict[bytes, Layout]:
+        """Return the layout of each image, by the key of its source."""
+        return {key: pixels.layout for key, (_, pixels) in self._held.items()}
+
+    def placed(self, places: Sequence[PlacedImage]) -> tuple[Image, ...]:
+        """Return the images of a prompt as the engine takes them."""
+        return tuple(self._placed(place) for place in places)
+
+    def _placed(self, place: PlacedImage) -> Image:
+        digest, pixels = self._held[place.key]
+        return Image(
+            start=place.start,
+            count=place.count,
+            hash=digest,
+            shm=pixels.name,
+            shape=pixels.shape,
+            grid=pixels.layout.grid,
+        )
+
+    def release(self) -> None:
+        """Let the pixels go. Idempotent."""
+        held, self._held = self._held, {}
+        for digest, _ in held.values():
+            self._store.release(digest)
+
+
+class ImageService:
+    """Images of one model. `make` starts its image processes, and is called with the first image; `trouble` says why no
+    image can be read, where that is known from the start."""
+
+    def __init__(
+        self,
+        make: Callable[[AnySettings], Workers],
+        *,
+        hosts: Sequence[str] = (),
+        trouble: str = "",
+        store: PixelStore | None = None,
+        fetcher: Callable[[Sequence[str]], ImageFetcher] = ImageFetcher,
+    ) -> None:
+        self.trouble = trouble
+        self._make = make
+        self._hosts = hosts
+        self._store = store or PixelStore()
+        self._make_fetcher = fetcher
+        self._fetcher: ImageFetcher | None = None
+        self._workers: Workers | None = None
+        self._closed = False
+
+    async def prepare(
+        self, needed: Sequence[NeededImage], settings: AnySettings, *, context: int, salt: str, tenant: str
+    ) -> HeldImages:
+        """Prepare the images of a request, as many at once as there are processes. Pixels and digests are those of
+        `salt` alone, so that nobody learns of another's images.
+
+        Raises InvalidRequest, with the image's field, for one that can't be used, ContextLengthExceeded as soon as
+        the images are more than the context holds, Busy, and ServerStopping.
+        """
+        if self._closed:
+            raise ServerStopping("the server is shutting down")
+        if self._workers is None:
+            self._workers = self._make(settings)
+        held, total = HeldImages(self._store), _Total(settings, context)
+        slots = asyncio.Semaphore(self._workers.most)
+
+        async def one(image: NeededImage) -> None:
+            async with slots:
+                digest, pixels = await self._prepared(image, settings, salt, tenant)
+                held.hold(image.key, digest, pixels)
+                total.add(pixels.layout, image.at)
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                for image in needed:
+                    group.create_task(one(image))
+        except BaseExceptionGroup as failed:
+            held.release()
+            raise failed.exceptions[0] from None
+        except BaseException:
+            held.release()
+            raise
+        return held
+
+    async def _prepared(
+        self, image: NeededImage, settings: AnySettings, salt: str, tenant: str
+    ) -> tuple[bytes, Pixels]:
+        """Return the digest and the pixels of one image, which the caller holds."""
+        assert self._workers is not None
+        data, media_type = (image.data, image.media_type) if not image.url else await self._fetch(image)
+        digest = await _digest(settings, salt, media_type, image.low, data)
+        workers, most_bytes = self._workers, self._store.budget
+        try:
+            pixels = await self._store.take(
+                digest,
+                lambda: workers.prepare(data, media_type, low=image.low, most_bytes=most_bytes, tenant=tenant),
+            )
+        except InvalidRequest as error:
+            raise type(error)(f"{image.at}: {error.message}", param=image.at) from None
+        return digest, pixels
+
+    async def _fetch(self, image: NeededImage) -> tuple[bytes, str]:
+        if self._fetcher is None:
+            self._fetcher = self._make_fetcher(self._hosts)
+        return await self._fetcher.fetch(image.url, image.at)
+
+    async def close(self) -> None:
+        """End the image processes and remove all pixels."""
+        self._closed = True
+        await self._store.close()
+        if self._workers is not None:
+            await self._workers.close()
+
+    def statistics(self) -> dict[str, Any]:
+        """Return plain values for `/v1/status`: of the processes, nothing before the first image."""
+        workers = {} if self._workers is None else self._workers.statistics()
+        return {"processes": 0, **workers, "pixels": self._store.statistics()}
+
+
+class _Total:
+    """Tokens of a request's images so far."""
+
+    def __init__(self, settings: AnySettings, context: int) -> None:
+        self._settings = settings
+        self._context = context
+        self._tokens = 0
+
+    def add(self, layout: Layout, at: str) -> None:
+        """Count an image. Raises ContextLengthExceeded."""
+        self._tokens += self._settings.text(layout).count(self._settings.token)
+        if self._tokens > self._context:
+            raise ContextLengthExceeded(
+                f"the images up to {at} have {self._tokens} tokens and the model's context is {self._context}: send "
+                "fewer or smaller ones, or with detail low",
+                param=at,
+            )
+
+
+async def _digest(settings: AnySettings, salt: str, media_type: str, low: bool, data: bytes) -> bytes:
+    """Return the digest of an image and of all that changes its pixels."""
+    frame = msgspec.msgpack.encode((settings, salt, media_type, low))
+    if len(data) < ASIDE_BYTES:
+        return hashlib.sha256(frame + data).digest()
+    return await asyncio.to_thread(lambda: hashlib.sha256(frame + data).digest())

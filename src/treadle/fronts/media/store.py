@@ -1,0 +1,126 @@
+"""Store of pixels in shared memory: held while a request uses them, and kept for the next one under a budget.
+
+A second question about an image finds its pixels, and an image that two requests have at once is prepared once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ... import shared_memory
+from ...errors import Busy
+from ...media.pixels_memory import Pixels
+
+BUDGET_BYTES = 1 << 30
+
+
+@dataclass(eq=False)
+class _Entry:
+    """Pixels with the number of their users."""
+
+    pixels: Pixels
+    users: int = 0
+
+
+class PixelStore:
+    """Pixels by digest. `budget` bytes are kept, those in use included; where they are all in use, more are refused.
+    `unlink` removes the memory of one. `on_refused` is called for the metrics."""
+
+    def __init__(
+        self,
+        budget: int = BUDGET_BYTES,
+        unlink: Callable[[str], None] = shared_memory.unlink,
+        on_refused: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.budget = budget
+        self.held_bytes = 0
+        self.hits = 0
+        self._unlink = unlink
+        self._on_refused = on_refused
+        self._entries: OrderedDict[bytes, _Entry] = OrderedDict()
+        self._used_bytes = 0
+        self._preparing: dict[bytes, asyncio.Task[None]] = {}
+
+    @property
+    def free_bytes(self) -> int:
+        """Bytes that are not in use."""
+        return self.budget - self._used_bytes
+
+    async def take(self, digest: bytes, prepare: Callable[[], Awaitable[Pixels]]) -> Pixels:
+        """Return the pixels of this digest, and count one more user. `prepare` makes them where they are not there.
+        Raises Busy where they don't fit, and the errors of `prepare`."""
+        self.hits += digest in self._entries or digest in self._preparing
+        while (entry := self._entries.get(digest)) is None:
+            task = self._preparing.get(digest)
+            if task is None:
+                task = asyncio.create_task(self._prepare(digest, prepare), name="treadle-image")
+                self._preparing[digest] = task
+                task.add_done_callback(_seen)
+            await asyncio.shield(task)
+        self._entries.move_to_end(digest)
+        if not entry.users:
+            self._used_bytes += entry.pixels.size_bytes
+        entry.users += 1
+        return entry.pixels
+
+    def release(self, digest: bytes) -> None:
+        """Count one user less."""
+        entry = self._entries[digest]
+        entry.users -= 1
+        if not entry.users:
+            self._used_bytes -= entry.pixels.size_bytes
+            self._evict(0)
+
+    async def close(self) -> None:
+        """Remove all pixels."""
+        for task in list(self._preparing.values()):
+            task.cancel()
+        await asyncio.gather(*self._preparing.values(), return_exceptions=True)
+        while self._entries:
+            self._remove(next(iter(self._entries)))
+
+    async def _prepare(self, digest: bytes, prepare: Callable[[], Awaitable[Pixels]]) -> None:
+        try:
+            pixels = await prepare()
+            if pixels.size_bytes > self.free_bytes:
+                self._unlink(pixels.name)
+                self._on_refused()
+                raise Busy(
+                    "the server is busy: it holds too many images at once; try again in about 1 s", retry_after_s=1.0
+                )
+            self._evict(pixels.size_bytes)
+            self._entries[digest] = _Entry(pixels)
+            self.held_bytes += pixels.size_bytes
+        finally:
+            del self._preparing[digest]
+
+    def _evict(self, needed: int) -> None:
+        """Remove the pixels that were used longest ago until `needed` bytes fit."""
+        for digest in [digest for digest, entry in self._entries.items() if not entry.users]:
+            if self.held_bytes + needed <= self.budget:
+                return
+            self._remove(digest)
+
+    def _remove(self, digest: bytes) -> None:
+        pixels = self._entries.pop(digest).pixels
+        self.held_bytes -= pixels.size_bytes
+        self._unlink(pixels.name)
+
+    def statistics(self) -> dict[str, Any]:
+        """Return plain values for `/v1/status`."""
+        return {
+            "kept": len(self._entries),
+            "held_bytes": self.held_bytes,
+            "limit_bytes": self.budget,
+            "hits": self.hits,
+        }
+
+
+def _seen(task: asyncio.Task[None]) -> None:
+    """Take notice of an error whose callers have all left."""
+    if not task.cancelled():
+        task.exception()

@@ -1,0 +1,149 @@
+"""Pixels in the store: shared while they are used, kept under a budget, and removed."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import Any
+
+import pytest
+
+from tests.support.aio import in_loop
+from treadle.errors import Busy, InvalidRequest
+from treadle.fronts.media.store import PixelStore
+from treadle.media.pixels_memory import Pixels
+from treadle.text.images import Layout
+
+KB = 256  # items of a KiB
+
+
+class Made:
+    """Makes pixels of a KiB, and remembers which names were removed."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.removed: list[str] = []
+        self.refused = 0
+
+    def store(self, budget: int = 3 << 10) -> PixelStore:
+        def on_refused() -> None:
+            self.refused += 1
+
+        return PixelStore(budget, self.removed.append, on_refused)
+
+    async def __call__(self, name: str = "", items: int = KB) -> Pixels:
+        self.count += 1
+        await asyncio.sleep(0)
+        return Pixels(name, (items,), Layout())
+
+
+@in_loop
+async def test_an_image_that_is_used_twice_at_once_is_made_once() -> None:
+    made = Made()
+    store = made.store()
+    found = await asyncio.gather(*(store.take(b"a", lambda: made("a")) for _ in range(3)))
+    assert (made.count, {pixels.name for pixels in found}) == (1, {"a"})
+    assert (store.free_bytes, store.hits) == (2 << 10, 2)
+    for _ in range(3):
+        store.release(b"a")
+    assert (store.free_bytes, made.removed) == (3 << 10, [])
+    await store.close()
+    assert made.removed == ["a"]
+
+
+@in_loop
+async def test_what_was_used_longest_ago_is_removed_first() -> None:
+    made = Made()
+    store = made.store()
+    for name in "abc":
+        await store.take(name.encode(), partial(made, name))
+        store.release(name.encode())
+    await store.take(b"a", lambda: made("a"))
+    store.release(b"a")
+    await store.take(b"d", lambda: made("d"))
+    assert made.removed == ["b"]
+    assert (made.count, store.held_bytes) == (4, 3 << 10)
+
+
+@in_loop
+async def test_pixels_in_use_are_never_removed_and_more_is_refused() -> None:
+    made = Made()
+    store = made.store()
+    for name in "abc":
+        await store.take(name.encode(), partial(made, name))
+    with pytest.raises(Busy, match="too many images at once") as caught:
+        await store.take(b"d", lambda: made("d"))
+    assert caught.value.retry_after_s
+    assert (made.removed, made.refused) == (["d"], 1)
+    store.release(b"a")
+    await store.take(b"d", lambda: made("d"))
+    assert made.removed == ["d", "a"]
+
+
+@in_loop
+async def test_errors_reach_all_who_wait_and_are_not_kept() -> None:
+    made = Made()
+    store = made.store()
+
+    async def fails() -> Pixels:
+        await asyncio.sleep(0)
+        raise InvalidRequest("no")
+
+    results = await asyncio.gather(*(store.take(b"a", fails) for _ in range(2)), return_exceptions=True)
+    assert [type(result) for result in results] == [InvalidRequest] * 2
+    assert (await store.take(b"a", lambda: made("a"))).name == "a"
+
+
+@in_loop
+async def test_one_who_leaves_does_not_take_the_image_from_another() -> None:
+    made, goes = Made(), asyncio.Event()
+    store = made.store()
+
+    async def slow() -> Pixels:
+        await goes.wait()
+        return await made("a")
+
+    first = asyncio.create_task(store.take(b"a", slow))
+    await asyncio.sleep(0)
+    second = asyncio.create_task(store.take(b"a", slow))
+    await asyncio.sleep(0)
+    first.cancel()
+    goes.set()
+    assert (await second).name == "a"
+    assert store.free_bytes == 2 << 10
+    with pytest.raises(asyncio.CancelledError):
+        await first
+
+
+@in_loop
+async def test_an_error_that_nobody_waits_for_is_no_noise(caplog: Any) -> None:
+    store = Made().store()
+
+    async def fails() -> Pixels:
+        await asyncio.sleep(0)
+        raise InvalidRequest("no")
+
+    leaving = asyncio.create_task(store.take(b"a", fails))
+    await asyncio.sleep(0)
+    leaving.cancel()
+    for _ in range(5):
+        await asyncio.sleep(0)
+    await store.close()
+    assert not caplog.messages
+
+
+@in_loop
+async def test_closing_ends_what_is_being_made() -> None:
+    made = Made()
+    store = made.store()
+
+    async def never() -> Pixels:
+        await asyncio.sleep(1000)
+        raise AssertionError
+
+    waiting = asyncio.create_task(store.take(b"a", never))
+    await asyncio.sleep(0)
+    await store.close()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert store.statistics() == {"kept": 0, "held_bytes": 0, "limit_bytes": 3 << 10, "hits": 0}
