@@ -26,6 +26,7 @@ GLANCE_OF = {
     "overload": ("answered", "refused", "refusal p99", "still waiting at the end"),
     "mixed-length": ("short TTFT p50", "long TTFT"),
     "agents": ("later turn TTFT / first", "prompt tokens reused", "tok/s"),
+    "images": ("image TTFT p50", "second question TTFT / first", "longest gap / idle median", "rate kept"),
     "json": ("valid answers", "ended answers", "free rate kept", "constrained TTFT p50", "tok/s"),
     "tools": ("valid calls", "ended answers", "later turn TTFT / first", "TTFT p50", "tok/s"),
 }

@@ -147,7 +147,25 @@ def _burst(round_: Round) -> dict[str, float | None]:
 
 def _stall(round_: Round) -> dict[str, float | None]:
     """Compare gaps of the decoders during the long prompt's prefill with those before it came (P3)."""
-    before, during = _decoder_gaps(round_)
+    kept = _kept(*_decoder_gaps(round_, "long"))
+    return kept and {**kept, "long TTFT s": _role_ttft(round_, "long")}
+
+
+def _images(round_: Round) -> dict[str, float | None]:
+    """Compare gaps of the decoders while an image's first token is awaited with those before the first came, and the
+    second question about an image with the first."""
+    times = [s.ttft_s for s in round_.samples if s.role == "first" and s.ttft_s is not None]
+    first, second = _role_ttft(round_, "first"), _role_ttft(round_, "second")
+    return {
+        "image TTFT p50 s": first,
+        "image TTFT max s": max(times, default=None),
+        "second question TTFT / first": _quotient(second, first),
+        **_kept(*_decoder_gaps(round_, "first", "second")),
+    }
+
+
+def _kept(before: Sequence[float], during: Sequence[float]) -> dict[str, float | None]:
+    """Compare the decoders' gaps under load with those before it; nothing where either is missing."""
     idle, loaded = percentiles(before), percentiles(during)
     if idle is None or loaded is None:
         return {}
@@ -155,25 +173,27 @@ def _stall(round_: Round) -> dict[str, float | None]:
         "gap p99 / idle gap p99": _quotient(loaded.p99, idle.p99),
         "longest gap / idle median": _quotient(loaded.max, idle.p50),
         "rate kept": _quotient(idle.mean, loaded.mean),
-        "long TTFT s": _role_ttft(round_, "long"),
     }
 
 
-def _decoder_gaps(round_: Round) -> tuple[list[float], list[float]]:
-    long = next((s for s in round_.samples if s.role == "long"), None)
-    if long is None:
+def _decoder_gaps(round_: Round, *roles: str) -> tuple[list[float], list[float]]:
+    """Return the decoders' gaps before the first request of `roles` was sent, and those while the first token of one
+    was awaited."""
+    times = [
+        (s.sent_s, s.sent_s + (s.end_s if s.ttft_s is None else s.ttft_s)) for s in round_.samples if s.role in roles
+    ]
+    if not times:
         return [], []
-    began = long.sent_s
-    over = began + (long.ttft_s if long.ttft_s is not None else long.end_s)
+    first = min(began for began, _ in times)
     before, during = list[float](), list[float]()
     for sample in round_.samples:
         if sample.role != "decoder":
             continue
         for a, b in zip(sample.piece_s, sample.piece_s[1:], strict=False):
             start, end = sample.sent_s + a, sample.sent_s + b
-            if end <= began:
+            if end <= first:
                 before.append(b - a)
-            elif start < over:
+            elif any(start < over and end > began for began, over in times):
                 during.append(b - a)
     return before, during
 
@@ -290,6 +310,7 @@ WORKLOAD_FIGURES: dict[str, Callable[[Round], dict[str, float | None]]] = {
     "overload": _overload,
     "mixed-length": _mixed,
     "agents": _agents,
+    "images": _images,
     "json": _json,
     "tools": _tools,
 }

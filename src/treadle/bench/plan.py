@@ -7,6 +7,8 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from .pictures import Picture
+
 Event = Literal["sent", "token", "end"]
 
 
@@ -27,12 +29,13 @@ class ToolCall(msgspec.Struct, frozen=True):
 
 class PromptMessage(msgspec.Struct, frozen=True):
     """One turn of a conversation. `role` is "system", "user", "assistant" or "tool". `tool_calls` belong to an
-    assistant's turn, `tool_call_id` to a tool's result."""
+    assistant's turn, `tool_call_id` to a tool's result. `pictures` stand before the text of a user's turn."""
 
     role: str
     content: str
     tool_calls: tuple[ToolCall, ...] | UnsetType = UNSET
     tool_call_id: str | UnsetType = UNSET
+    pictures: tuple[Picture, ...] | UnsetType = UNSET
 
 
 class Moment(msgspec.Struct, frozen=True):

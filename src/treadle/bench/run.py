@@ -16,7 +16,7 @@ from .drive import Drive, in_background, undisturbed, watch_own_lag
 from .errors import BenchError
 from .machine import this_machine
 from .measures import percentiles
-from .plan import Workload
+from .plan import Request, Workload
 from .samples import Control, Result, Round, Sample, WorkloadInfo
 from .servers import Target, program_name, started
 from .store import FORMAT
@@ -95,15 +95,21 @@ def _check(plan: Plan) -> None:
     for label, values in (("name", plan.names), ("model", plan.models)):
         if len(values) > count:
             raise BenchError(f"{len(values)} {label}s for {count} target{'s' * (count > 1)}: give one --{label} each")
-    if plan.endpoint == "completions" and (name := _structured(plan.rounds[0])):
-        raise BenchError(f"workload '{name}' needs --endpoint chat: text completions have no schemas and no tools")
+    if plan.endpoint == "completions" and (name := _needs_chat(plan.rounds[0])):
+        raise BenchError(
+            f"workload '{name}' needs --endpoint chat: text completions have no schemas, no tools and no images"
+        )
     _refuse_duplicates(plan.names, "--name {}")
     _refuse_duplicates([workload.name for workload in plan.rounds[0]], "workload '{}'")
 
 
-def _structured(workloads: Sequence[Workload]) -> str:
-    """Return the name of the first workload with structured answers; "" if there is none."""
-    return next((w.name for w in workloads if any(r.fields is not UNSET for r in w.requests)), "")
+def _needs_chat(workloads: Sequence[Workload]) -> str:
+    """Return the name of the first workload with structured answers or images; "" if there is none."""
+    return next((w.name for w in workloads if any(map(_is_chat, w.requests))), "")
+
+
+def _is_chat(request: Request) -> bool:
+    return request.fields is not UNSET or any(message.pictures is not UNSET for message in request.messages)
 
 
 def _refuse_duplicates(names: Sequence[str], label: str) -> None:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET
 
+from .pictures import data_url
 from .plan import PromptMessage, Request
 
 Endpoint = Literal["chat", "completions"]
@@ -21,12 +22,21 @@ def body_of(request: Request, model: str, endpoint: Endpoint, extra: dict[str, A
     take their place: a structured answer ends by itself."""
     body: dict[str, Any] = {"model": model, "max_tokens": request.max_tokens, "temperature": 0}
     if endpoint == "chat":
-        body["messages"] = msgspec.to_builtins(request.messages)
+        body["messages"] = [_message(message) for message in request.messages]
     else:
         body["prompt"] = as_text(request.messages)
     if request.stream:
         body |= {"stream": True, "stream_options": {"include_usage": True}}
     return msgspec.json.encode(body | (extra if request.fields is UNSET else request.fields))
+
+
+def _message(message: PromptMessage) -> dict[str, Any]:
+    """Return a turn as OpenAI's API writes it."""
+    if message.pictures is UNSET:
+        return _object(msgspec.to_builtins(message))
+    urls = (data_url(picture) for picture in message.pictures)
+    content: list[dict[str, Any]] = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
+    return {"role": message.role, "content": [*content, {"type": "text", "text": message.content}]}
 
 
 def as_text(messages: Sequence[PromptMessage]) -> str:

@@ -13,6 +13,7 @@ import msgspec
 
 from .errors import BenchError
 from .lorem import text
+from .pictures import Picture
 from .plan import Moment, PromptMessage, Request, Workload
 from .structured import json_requests, tool_requests
 
@@ -229,6 +230,23 @@ def _mixed(rng: random.Random, options: Options) -> list[Request]:
     return [long, *shorts]
 
 
+def _images(rng: random.Random, options: Options) -> list[Request]:
+    """Decoders of text run; then clients send images, each with a question and with a second one about the same image.
+    The decoders leave when the last is answered."""
+    count, width = int(options["images"]), int(options["c"])
+    decoders = _decoders(rng, options, Moment(f"second {count - 1}"))
+    warm = Moment(decoders[-1].id, "token", int(options["lead"]))
+    requests = []
+    for i in range(count):
+        picture = Picture(int(options["width"]), int(options["height"]), rng.getrandbits(53))
+        after = warm if i < width else Moment(f"second {i - width}")
+        for role in ("first", "second"):
+            asked = PromptMessage("user", text(rng, int(options["prompt"])), pictures=(picture,))
+            requests.append(Request(f"{role} {i}", (asked,), int(options["answer"]), after=after, role=role))
+            after = Moment(f"first {i}")
+    return [*decoders, *requests]
+
+
 def _poisson(rng: random.Random, options: Options) -> list[Request]:
     at, requests = 0.0, list[Request]()
     for i in range(int(options["requests"])):
@@ -316,6 +334,21 @@ KINDS: dict[str, WorkloadKind] = {
         "short requests while one long context decodes",
         {"prompt": 2000, "long_tokens": 1024, "short": 16, "tokens": 32, "requests": 16, "c": 4},
         _mixed,
+    ),
+    "images": WorkloadKind(
+        "images come while text decodes: do decoders keep their rate, and is a second question about an image cheap?",
+        {
+            "decoders": 4,
+            "tokens": 1024,
+            "lead": 24,
+            "images": 8,
+            "c": 4,
+            "width": 1024,
+            "height": 1024,
+            "prompt": 12,
+            "answer": 16,
+        },
+        _images,
     ),
     "poisson": WorkloadKind(
         "requests that come at random, `rate` a second",
