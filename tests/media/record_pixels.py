@@ -89,7 +89,7 @@ CASES: tuple[tuple[str, str, dict[str, Any], dict[str, Any]], ...] = (
 
 
 def settings_of(family: str, fields: dict[str, Any]) -> Any:
-    shared = {"type": family, "token": "<image>", "token_id": 9, "placeholder": "<image>"}
+    shared = {"type": family, "token": "<image>", "token_id": 9, "placeholder": "<image>", "placeholder_id": 9}
     return msgspec.convert(shared | fields, type=AnySettings)
 
 

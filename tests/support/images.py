@@ -49,7 +49,8 @@ def vision(model: TextModel) -> TextModel:
     """A text model with the tokens `MARKS`, that reads images."""
     pad = MARKS[1]
     token = model.named_ids[pad]
-    settings = QwenImages(token=pad, token_id=token, placeholder=pad, patch=4, merge=2, min_pixels=64, max_pixels=4096)
+    names: dict[str, Any] = {"token": pad, "token_id": token, "placeholder": pad, "placeholder_id": token}
+    settings = QwenImages(**names, patch=4, merge=2, min_pixels=64, max_pixels=4096)
     return replace(model, images=settings, no_images="")
 
 

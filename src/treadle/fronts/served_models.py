@@ -16,7 +16,7 @@ from ..text.images.families import NO_TOWER
 from .validate import Limits
 
 if TYPE_CHECKING:
-    from .media.service import ImageService
+    from .media.service import ImageService, RequestImages
     from .text_jobs import TextJobRunner
 
 STOPPING = ("draining", "stopping", "stopped")
@@ -88,6 +88,14 @@ class ServedModel:
         if can is None or IMAGE in can.modalities:
             return ""
         return can.no_images or NO_TOWER
+
+    def images_for(self, tenant: str, salt: str) -> RequestImages | None:
+        """Return what prepares the images of a tenant's request; None where none are read. Raises EngineUnavailable
+        while the text model loads."""
+        settings = self.texts.model().images
+        if self.images is None or settings is None:
+            return None
+        return self.images.of_request(settings, tenant, salt)
 
     @property
     def modalities(self) -> tuple[str, ...]:

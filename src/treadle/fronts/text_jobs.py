@@ -9,12 +9,14 @@ import contextlib
 import logging
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
 from ..errors import ContextLengthExceeded, InvalidRequest
-from ..text.images import ImageSource
+from ..text.images import ImageSource, Layout
+from ..text.images.anchors import expanded
 from ..text.images.prompt import PlacedImage
 from ..text.work.stages import COMPILING, RENDERING, STAGES, TOKENIZING
 from .answer_options import NO_OPTIONS, AnswerOptions, tool_definitions
@@ -32,6 +34,8 @@ _loose_tools = LogOnce(log)
 
 Enter = Callable[[int], None]
 BUNDLE_CPU_S = 60.0
+IMAGE_BYTES = 4096
+"""Bytes of text that an image stands for, for the limits of a text worker."""
 
 
 class TextJobRunner(Protocol):
@@ -128,6 +132,23 @@ def options_job(model: TextModel, params: bytes, payload: bytes, enter: Enter) -
     given = msgspec.msgpack.decode(params, type=TextParams)
     prepared = prepared_text(model, given.options, enter, [ids_of(payload)])
     return tokenized([], given.context, prepared=with_prediction(model, given.options, prepared, given.context))
+
+
+class ExpandParams(msgspec.Struct, frozen=True):
+    """Parameters of `expand`: keys and layouts of the images whose placeholders are in the ids."""
+
+    context: int
+    images: list[tuple[bytes, Layout]]
+
+
+def expand_job(model: TextModel, params: bytes, payload: bytes, enter: Enter) -> bytes:
+    """Put the tokens of images in place of their placeholders in token ids."""
+    enter(TOKENIZING)
+    given = msgspec.msgpack.decode(params, type=ExpandParams)
+    assert model.images is not None
+    encode = partial(model.encode, add_special_tokens=False)
+    ids, places = expanded(ids_of(payload), model.images, given.images, encode)
+    return tokenized([ids], given.context, places=places)
 
 
 def rendered_job(model: TextModel, params: bytes, payload: bytes, enter: Enter) -> bytes:
@@ -232,6 +253,7 @@ JOBS = {
     "messages": messages_job,
     "options": options_job,
     "rendered": rendered_job,
+    "expand": expand_job,
     "bundle": bundle_job,
 }
 
@@ -309,6 +331,17 @@ async def prepare_options(
         job, ids = "rendered" if rendered else "options", array("I", prompt).tobytes()
         data = await pool.run(job, given, ids, tenant=tenant, parsed=len(given))
     return decode_tokenized(data).prepared
+
+
+async def expand_images(
+    pool: TextJobRunner, ids: Sequence[int], images: Sequence[tuple[bytes, Layout]], limits: Limits, tenant: str
+) -> Tokenized:
+    """Return token ids with the tokens of images in place of their placeholders, and their places."""
+    given = _encode(ExpandParams(limits.context, list(images)))
+    payload = array("I", ids).tobytes()
+    return decode_tokenized(
+        await pool.run("expand", given, payload, tenant=tenant, tokenized=len(payload) + IMAGE_BYTES * len(images))
+    )
 
 
 async def bundled(pool: TextJobRunner) -> bytes:

@@ -23,6 +23,7 @@ from treadle.engine.client import EngineClient
 from treadle.engine.inline import InlineOwner
 from treadle.engine.owner import OwnerLimits
 from treadle.fronts.connections import Connections
+from treadle.fronts.media.service import ImageService
 from treadle.fronts.rpc.server import RpcServer
 from treadle.fronts.served_models import ServedModel
 from treadle.telemetry.metrics import Metrics
@@ -147,9 +148,11 @@ async def worker(
     cache_tokens: int = 0,
     connections: Connections | None = None,
     text: TextModel | None = None,
+    images: ImageService | None = None,
     **settings: Any,
 ) -> AsyncIterator[Scene]:
-    """A worker. `text`: its text model, instead of one with `context` and `default_sampling`."""
+    """A worker. `text`: its text model, instead of one with `context` and `default_sampling`. With `images` it reads
+    images."""
     text = bytes_text(context, default_sampling) if text is None else text
     runner = FrontRunner(
         script or says(ANSWER),
@@ -159,12 +162,14 @@ async def worker(
         block=block,
         cache_tokens=cache_tokens,
     )
+    if images is not None:
+        runner.see(("text", "image"))
     owner = InlineOwner(lambda progress: runner, OwnerLimits(max_running=running, prefill_tokens=64), pump=pump)
     engine = EngineClient(lambda: owner, AdmissionLimits(running, waiting, max_wait_s))
     texts = BytesTexts(text)
     metrics = Metrics()
     configured = Settings(grpc_port=0, **settings)
-    model = ServedModel(("m",), engine, texts, configured.max_tokens)
+    model = ServedModel(("m",), engine, texts, configured.max_tokens, images=images)
     server = RpcServer(model, configured, metrics, connections=connections)
     url = await server.start()
     if start:
@@ -187,3 +192,5 @@ async def worker(
         finally:
             await engine.stop()
             await server.stop(0.1)
+            if images is not None:
+                await images.close()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import msgspec
@@ -101,8 +102,8 @@ class ImageService:
     async def prepare(
         self, needed: Sequence[NeededImage], settings: AnySettings, *, context: int, salt: str, tenant: str
     ) -> HeldImages:
-        """Prepare the images of a request, as many at once as there are processes. Pixels and digests are those of
-        `salt` alone, so that nobody learns of another's images.
+        """Prepare the images of a request, each once, as many at a time as there are processes. Pixels and digests are
+        those of `salt` alone, so that nobody learns of another's images.
 
         Raises InvalidRequest, with the image's field, for one that can't be used, ContextLengthExceeded as soon as
         the images are more than the context holds, Busy, and ServerStopping.
@@ -122,7 +123,7 @@ class ImageService:
 
         try:
             async with asyncio.TaskGroup() as group:
-                for image in needed:
+                for image in {image.key: image for image in needed}.values():
                     group.create_task(one(image))
         except BaseExceptionGroup as failed:
             held.release()
@@ -131,6 +132,10 @@ class ImageService:
             held.release()
             raise
         return held
+
+    def of_request(self, settings: AnySettings, tenant: str, salt: str) -> RequestImages:
+        """Return the images of one request."""
+        return RequestImages(self, settings, tenant, salt)
 
     async def _prepared(
         self, image: NeededImage, settings: AnySettings, salt: str, tenant: str
@@ -165,6 +170,20 @@ class ImageService:
         """Return plain values for `/v1/status`: of the processes, nothing before the first image."""
         workers = {} if self._workers is None else self._workers.statistics()
         return {"processes": 0, **workers, "pixels": self._store.statistics()}
+
+
+@dataclass(frozen=True)
+class RequestImages:
+    """The images of one request: of `tenant`, under `salt`, for a model with `settings`."""
+
+    service: ImageService
+    settings: AnySettings
+    tenant: str
+    salt: str
+
+    async def prepare(self, needed: Sequence[NeededImage], context: int) -> HeldImages:
+        """Prepare the images. Raises as `ImageService.prepare` does."""
+        return await self.service.prepare(needed, self.settings, context=context, salt=self.salt, tenant=self.tenant)
 
 
 class _Total:

@@ -167,10 +167,12 @@ class ServiceContext:
 
     def _generation(self, request: RpcRequest, record: RequestRecord, arrival: Arrival) -> GenerationRequest:
         caller = caller_of()
+        salt = self.authenticator.salts.salt(caller.tenant_digest, request.params.cache_salt)
+        images = self.model.images_for(caller.tenant, salt) if request.media else None
         return GenerationRequest(
             kind="grpc",
             id=request.request_id,
-            prompts=request.prompts(),
+            prompts=request.prompts(images),
             check=request.check,
             caller=caller,
             arrival=arrival,

@@ -13,7 +13,7 @@ from ...core.statistics import EngineStatistics
 from ...engine.status import status_of
 from ...errors import EngineUnavailable
 from ..prefixes import hit_rate
-from ..served_models import ServedModel
+from ..served_models import IMAGE, ServedModel
 from ..text_jobs import bundled
 from .bundle import chunks_of
 from .context import Context, refuse
@@ -78,6 +78,11 @@ class WorkerInfo:
         """Whether the model generates text; it is for embeddings alone otherwise."""
         can = self._served.engine.capabilities
         return can is None or not can.embedding.only
+
+    @property
+    def reads_images(self) -> bool:
+        """Whether the worker reads images."""
+        return IMAGE in self._served.modalities
 
     @property
     def unavailable(self) -> EngineUnavailable | None:

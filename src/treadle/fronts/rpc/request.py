@@ -8,9 +8,12 @@ from dataclasses import dataclass, replace
 from ...core.messages import TokenLogprob
 from ...errors import InvalidRequest
 from ...text import TextView
+from ...text.images import ImageSource
 from ..answer_options import AnswerOptions, OutputGrammar
 from ..generation.prompts import IdsPrompt, Prompts, TextPrompt
 from ..live_requests import MAX_REQUEST_ID_CHARS
+from ..media.prompt import MediaPrompt
+from ..media.service import RequestImages
 from ..prepared import PreparedPrompts
 from ..text_jobs import TextJobRunner, prepare_options
 from ..validate import Limits, RawParams, ValidatedRequest, check
@@ -21,7 +24,8 @@ MAX_MESSAGE_BYTES = 4 * 1024 * 1024 - 64 * 1024
 @dataclass(frozen=True, kw_only=True)
 class RpcRequest:
     """One request. `prompt` is token ids, or text that is tokenized here. A `max_tokens` beyond what the context leaves
-    means as much as it leaves: the gateway passes on its clients' values unchecked. The grammar `output` begins behind
+    means as much as it leaves: the gateway passes on its clients' values unchecked. `media` are images, for each of
+    which the ids have one placeholder. The grammar `output` begins behind
     reasoning that the prompt leaves open, in a format with channels in that of the answer, or with
     `grammar_from_first_token` in any case with the first token."""
 
@@ -33,6 +37,7 @@ class RpcRequest:
     skip_special_tokens: bool = True
     output: OutputGrammar | None = None
     grammar_from_first_token: bool = False
+    media: tuple[ImageSource, ...] = ()
 
     def __post_init__(self) -> None:
         check_request_id(self.request_id)
@@ -41,10 +46,16 @@ class RpcRequest:
         if self.max_tokens == 0:
             raise InvalidRequest("max_tokens is 0: ask for at least 1, or leave it out", param="max_tokens")
 
-    def prompts(self) -> Prompts:
-        """The prompt, whose scores must fit one message."""
-        inner = TextPrompt(self.prompt, "input") if isinstance(self.prompt, str) else IdsPrompt(self.prompt, "input")
+    def prompts(self, images: RequestImages | None = None) -> Prompts:
+        """The prompt, whose scores must fit one message. `images` prepares those in it."""
+        inner: Prompts = TextPrompt(self.prompt, "input") if isinstance(self.prompt, str) else self._ids(images)
         return _RpcPrompt(inner, AnswerOptions(output=self.output), self.grammar_from_first_token)
+
+    def _ids(self, images: RequestImages | None) -> IdsPrompt | MediaPrompt:
+        assert not isinstance(self.prompt, str)
+        if not self.media:
+            return IdsPrompt(self.prompt, "input")
+        return MediaPrompt(self.prompt, self.media, images)
 
     def check(self, limits: Limits) -> ValidatedRequest:
         """Validate the parameters. Raises InvalidRequest."""
@@ -56,7 +67,7 @@ class _RpcPrompt:
     """One prompt, and the grammar of its answers. With log-probabilities it must be short enough for them to fit one
     message."""
 
-    inner: IdsPrompt | TextPrompt
+    inner: Prompts
     options: AnswerOptions
     grammar_from_first_token: bool
 
@@ -74,6 +85,16 @@ class _RpcPrompt:
         self, pool: TextJobRunner, params: ValidatedRequest, limits: Limits, tenant: str
     ) -> PreparedPrompts:
         prompts = await self.inner.tokenize(pool, params, limits, tenant)
+        try:
+            return await self._prepared(prompts, pool, params, limits, tenant)
+        except BaseException:
+            if prompts.held is not None:
+                prompts.held.release()
+            raise
+
+    async def _prepared(
+        self, prompts: PreparedPrompts, pool: TextJobRunner, params: ValidatedRequest, limits: Limits, tenant: str
+    ) -> PreparedPrompts:
         (prompt,) = prompts.ids
         scores = params.prompt_logprobs
         if scores is not None and message_bytes_of(len(prompt), scores) > MAX_MESSAGE_BYTES:
@@ -84,7 +105,7 @@ class _RpcPrompt:
             )
         opening = () if self.grammar_from_first_token else prompt
         prepared = await prepare_options(pool, self.options, limits, tenant, opening, rendered=True)
-        return PreparedPrompts([prompt], prepared)
+        return replace(prompts, prepared=prepared)
 
 
 def check_request_id(request_id: str) -> None:

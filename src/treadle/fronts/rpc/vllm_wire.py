@@ -16,11 +16,13 @@ from smg_grpc_proto import vllm_engine_pb2, vllm_engine_pb2_grpc
 from smg_grpc_proto.generated import common_pb2 as common
 
 from ...core.messages import TokenLogprob
-from ...errors import TreadleError, UnsupportedParameter
+from ...errors import InvalidRequest, TreadleError, UnsupportedParameter
 from ...installation import version
+from ...text.images import ImageSource
 from ..answer_options import OutputGrammar
 from ..generation.choice import Choice
 from ..generation.pieces import Piece
+from ..media.parts import source_of_url
 from ..prefixes import reset_prefixes
 from .block_events import subscribe
 from .context import Context, NotImplementedHere, refuse
@@ -30,6 +32,7 @@ from .service import EngineService, given, parse_request
 from .writer import MessageWriter
 
 SERVICE = "vllm.grpc.engine.VllmEngine"
+IMAGES = (common.Modality.MODALITY_UNSPECIFIED, common.Modality.IMAGE)
 KINDS = {"grammar": "lark"}
 """Kinds of grammars, where the wire's field has another name."""
 
@@ -55,6 +58,7 @@ class VllmEngine(EngineService, vllm_engine_pb2_grpc.VllmEngineServicer):  # typ
             skip_special_tokens=params.skip_special_tokens,
             output=_output(params),
             grammar_from_first_token=params.grammar_from_first_token,
+            media=_media(request),
         )
 
     def writer(self) -> MessageWriter:
@@ -63,12 +67,19 @@ class VllmEngine(EngineService, vllm_engine_pb2_grpc.VllmEngineServicer):  # typ
     def model_info(self) -> dict[str, Any]:
         model = self._facts.model()
         sampling = json.dumps(model.default_sampling) if model.default_sampling else ""
-        return super().model_info() | {"tokenizer_path": model.path, "default_sampling_params_json": sampling}
+        more = {"tokenizer_path": model.path, "default_sampling_params_json": sampling}
+        return super().model_info() | more | {"supports_vision": self._facts.reads_images}
 
     def server_info(self) -> dict[str, Any]:
         load, model = self._facts.load(), self._facts.model()
         more = {"data_parallel_size": 1, "model_dtype": model.dtype, "max_num_seqs": load.max_running}
-        return super().server_info() | more | {"kv_cache_dtype": model.kv_dtype, "block_size": model.kv_block}
+        found = super().server_info() | more | {"kv_cache_dtype": model.kv_dtype, "block_size": model.kv_block}
+        return found | (self._media_info() if self._facts.reads_images else {})
+
+    def _media_info(self) -> dict[str, str]:
+        """Tell the gateway to send images as URLs."""
+        schemes = "data,http,https" if self._worker.settings.image_hosts else "data"
+        return {"mm_processor": "inprocess", "mm_media_ref_schemes": schemes, "mm_processor_source": "default"}
 
     async def GetLoads(self, request: Any, context: Context) -> Any:
         await self._facts.check_ready(context)
@@ -150,6 +161,22 @@ class VllmWriter(MessageWriter):
         return {"matched_token_id": piece.stop_token_id}
 
 
+def _media(request: Any) -> tuple[ImageSource, ...]:
+    """Return the images of a request. Raises InvalidRequest, and NotImplementedHere for other media."""
+    items = request.media_refs.items
+    if not items:
+        return ()
+    if request.WhichOneof("input") != "tokenized":
+        raise InvalidRequest("media_refs needs tokenized input: send token ids", param="media_refs")
+    found = []
+    for i, item in enumerate(items):
+        at = f"media_refs.items[{i}]"
+        if item.modality not in IMAGES:
+            raise NotImplementedHere(f"{at} is no image, which this worker alone reads: send text", param=at)
+        found.append(source_of_url(item.url, f"{at}.url"))
+    return tuple(found)
+
+
 async def _not_here(context: Context, why: str) -> None:
     await context.abort(grpc.StatusCode.UNIMPLEMENTED, why, ())
 
@@ -173,7 +200,13 @@ def _refuse_unimplemented(request: Any) -> None:
         raise NotImplementedHere(
             "truncate_prompt_tokens is not supported by this worker: leave it out", param="truncate_prompt_tokens"
         )
-    for name in ("mm_inputs", "media_refs", "kv_transfer_params", "kv_transfer_params_json"):
+    if request.HasField("mm_inputs"):
+        raise NotImplementedHere(
+            "mm_inputs is not supported by this worker, which makes pixels itself: start the gateway with "
+            "--mm-processing worker",
+            param="mm_inputs",
+        )
+    for name in ("kv_transfer_params", "kv_transfer_params_json"):
         if request.HasField(name):
             raise NotImplementedHere(f"{name} is not supported by this worker: send it to another", param=name)
     if request.data_parallel_rank:

@@ -30,6 +30,7 @@ from ..generation.life import Choices, begin
 from ..generation.pieces import Usage, WholeChoice
 from ..generation.request import GenerationRequest
 from ..live_requests import LiveRequests
+from ..media.service import RequestImages
 from ..served_models import Models, ServedModel
 from ..service_tiers import tier_of
 from ..size_limits import UNKNOWN_MESSAGE_BYTES, body_bytes
@@ -37,7 +38,7 @@ from ..strict_json import is_small, parse_json
 from ..tenants import web_arrival
 from .access_log import record_error, record_of
 from .body import BODIES_BYTES, Body, BodyBudget, read_body
-from .body_jobs import BodyPrompts, RequestImages, read_in_worker
+from .body_jobs import BodyPrompts, read_in_worker
 from .errors import internal_error, send_error, send_json
 from .guard import caller_of
 from .parsed import Head, ParsedRequest, Shape, StreamWriter
@@ -173,12 +174,8 @@ class Answer:
 
     def images(self, caller: Caller, cache_salt: str | None) -> RequestImages | None:
         """Return what prepares a request's images; None where none are read."""
-        model = self.models.default
-        settings = model.text().images
-        if model.images is None or settings is None:
-            return None
         salt = self._server.authenticator.salts.salt(caller.tenant_digest, cache_salt)
-        return RequestImages(model.images, settings, caller.tenant, salt)
+        return self.models.default.images_for(caller.tenant, salt)
 
     async def _parse(self, body: bytes, tenant: str) -> ParsedRequest:
         """Parse a small body here, a large one in a text worker, under the limits of the default model."""

@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ...text import TextView
-from ...text.images import AnySettings, Layout
+from ...text.images import Layout
 from ...text.images.families import NO_TOWER
 from ...text.images.prompt import ImagesNeeded
 from ...text.work.stages import PARSING
 from .. import text_jobs
-from ..media.needed import NeededImage
 from ..media.parts import check_images
-from ..media.service import HeldImages, ImageService
+from ..media.service import HeldImages, RequestImages
 from ..prepared import PreparedPrompts
 from ..strict_json import parse_json
 from ..text_jobs import (
+    IMAGE_BYTES,
     Echoed,
     Enter,
     TextJobRunner,
@@ -103,9 +103,6 @@ class TokenizeParams(msgspec.Struct, frozen=True):
 
 _encode = msgspec.msgpack.Encoder().encode
 
-LAYOUT_BYTES = 4096
-"""Bytes of text that an image stands for, for the limits of a text worker."""
-
 
 # In the worker
 
@@ -171,7 +168,7 @@ async def tokenize_in_worker(
     """Tokenize the prompts of a body that was checked before, with what the request carries. Raises as
     `Prompts.tokenize` does."""
     given = _encode(TokenizeParams(kind, limits.context, carried, layouts or {}))
-    size = len(body) + len(carried) + LAYOUT_BYTES * len(layouts or ())
+    size = len(body) + len(carried) + IMAGE_BYTES * len(layouts or ())
     return decode_tokenized(await pool.run("tokenize", given, body, tenant=tenant, parsed=size, tokenized=size))
 
 
@@ -188,20 +185,6 @@ async def count_in_worker(
         held.release()
         found = await tokenize_in_worker(pool, kind, body, many, tenant, layouts=layouts)
     return sum(found.counts)
-
-
-@dataclass(frozen=True)
-class RequestImages:
-    """The images of one request: of `tenant`, under `salt`, for a model with `settings`."""
-
-    service: ImageService
-    settings: AnySettings
-    tenant: str
-    salt: str
-
-    async def prepare(self, needed: Sequence[NeededImage], context: int) -> HeldImages:
-        """Prepare the images. Raises as `ImageService.prepare` does."""
-        return await self.service.prepare(needed, self.settings, context=context, salt=self.salt, tenant=self.tenant)
 
 
 @dataclass(frozen=True)

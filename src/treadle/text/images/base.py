@@ -39,11 +39,12 @@ class Layout(msgspec.Struct, frozen=True, array_like=True):
 
 class ImageSettings(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Settings of one model's images. `token`: the text of the token that a feature of the tower replaces, with the id
-    `token_id`. `placeholder`: the text that the chat template writes for an image."""
+    `token_id`. `placeholder`: the text that the chat template writes for an image, a token too."""
 
     token: Token
     token_id: int
     placeholder: Token
+    placeholder_id: int
     mean: Channels = HALF
     std: Deviations = HALF
     scale: Positive = 1 / 255

@@ -55,10 +55,10 @@ def read_image_settings(
     raw = {**preprocessor, **(own if isinstance(own, Mapping) else {})}
     try:
         found = fields(raw, dict(config), {**(names or {}), **processor})
-        token_id = id_of(found["token"])
-        if token_id is None or id_of(found["placeholder"]) is None:
+        ids = {"token_id": id_of(found["token"]), "placeholder_id": id_of(found["placeholder"])}
+        if None in ids.values():
             return None, f"the tokenizer has no token {found['token'][:64]!r} for images"
-        settings = msgspec.convert({**found, "token_id": token_id, "type": family.__name__}, type=AnySettings)
+        settings = msgspec.convert({**found, **ids, "type": family.__name__}, type=AnySettings)
     except (msgspec.ValidationError, ValueError, TypeError, AttributeError) as error:
         return None, f"the folder's image settings can't be used: {' '.join(str(error).split())[:200]}"
     return settings, ""
