@@ -228,6 +228,18 @@ def test_a_front_loads_neither_mlx_nor_transformers(folder: str) -> None:
     assert done.stdout.strip() == "[]"
 
 
+def test_a_server_loads_nothing_for_images_before_the_first() -> None:
+    """What decodes images is an image process's; the client that fetches them waits for the first URL."""
+    names = ("numpy", "PIL", "httpcore", "treadle.media.workers", "treadle.media.decode", "treadle.fronts.media.fetch")
+    code = (
+        "import sys, treadle.compose.server, treadle.compose.images\n"
+        "import treadle.fronts.web.app, treadle.fronts.rpc.server\n"
+        f"print([name for name in {names!r} if name in sys.modules])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=True)
+    assert done.stdout.strip() == "[]"
+
+
 # Circles of imports
 
 

@@ -13,7 +13,6 @@ from tests.media.pictures import png
 from tests.support.bytes_text import bytes_text
 from treadle import shared_memory
 from treadle.core.messages import Image
-from treadle.fronts.media.fetch import ImageFetcher
 from treadle.fronts.media.service import ImageService
 from treadle.fronts.media.store import PixelStore
 from treadle.media.child import prepare
@@ -82,9 +81,7 @@ class InlineWorkers:
         return {"done": len(self.names)}
 
 
-def inline_service(
-    *, hosts: Sequence[str] = (), store: PixelStore | None = None, fetcher: Any = ImageFetcher
-) -> ImageService:
+def inline_service(*, hosts: Sequence[str] = (), store: PixelStore | None = None, fetcher: Any = None) -> ImageService:
     return ImageService(InlineWorkers, hosts=hosts, store=store, fetcher=fetcher)
 
 

@@ -18,7 +18,6 @@ from ...errors import ContextLengthExceeded, InvalidRequest, ServerStopping
 from ...media.pixels_memory import Pixels
 from ...text.images import AnySettings, Layout
 from ...text.images.prompt import PlacedImage
-from .fetch import ImageFetcher
 from .needed import NeededImage
 from .store import PixelStore
 
@@ -38,6 +37,19 @@ class Workers(Protocol):
     async def close(self) -> None: ...
 
     def statistics(self) -> dict[str, Any]: ...
+
+
+class Fetcher(Protocol):
+    """Fetcher of images by URL (`fetch.ImageFetcher`)."""
+
+    async def fetch(self, url: str, at: str) -> tuple[bytes, str]: ...
+
+
+def _image_fetcher(hosts: Sequence[str]) -> Fetcher:
+    """Return the fetcher of images. Its import, of an HTTP client, waits for the first URL."""
+    from .fetch import ImageFetcher
+
+    return ImageFetcher(hosts)
 
 
 class HeldImages:
@@ -88,14 +100,14 @@ class ImageService:
         hosts: Sequence[str] = (),
         trouble: str = "",
         store: PixelStore | None = None,
-        fetcher: Callable[[Sequence[str]], ImageFetcher] = ImageFetcher,
+        fetcher: Callable[[Sequence[str]], Fetcher] | None = None,
     ) -> None:
         self.trouble = trouble
         self._make = make
         self._hosts = hosts
         self._store = store or PixelStore()
-        self._make_fetcher = fetcher
-        self._fetcher: ImageFetcher | None = None
+        self._make_fetcher = fetcher or _image_fetcher
+        self._fetcher: Fetcher | None = None
         self._workers: Workers | None = None
         self._closed = False
 
