@@ -79,9 +79,11 @@ $(VENV)/.runtime: pyproject.toml constraints.txt
 	@$(PIP) '.[$(RUNTIME)]' || $(FAILED)
 	@echo "$(CURDIR)" > $@
 
+# Of what mlx-vlm depends on, 300 MB, its vision towers need only what is here anyway.
 $(VENV)/.dev: $(VENV)/.runtime
 	@echo "Installing what the checks need into $(VENV)"
 	@$(PIP) '.[dev]' || $(FAILED)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --constraint constraints.txt mlx-vlm || $(FAILED)
 	@touch $@
 
 clients: $(CLIENTS)/.made
