@@ -300,8 +300,9 @@ def test_each_refusal_is_told_with_the_reason_that_the_books_have() -> None:
     refused(lambda: it.check_open(0.0))
     assert Counter(map(str, told)) == it.statistics()["refused"]
     others = {Refusal.WAIT_TOO_LONG, Refusal.PROMISED, Refusal.DISPLACED, Refusal.QUARANTINED, Refusal.TEXT_BUSY}
+    others.add(Refusal.IMAGE_BUSY)
     assert {*told, *others} == {*Refusal} - OF_FRONTS - OF_CONNECTIONS, (
-        "test_forecast.py, test_promises.py, test_shares.py, tests/engine/test_replay.py, tests/text have the others"
+        "test_forecast.py, test_promises.py, test_shares.py, tests/engine/test_replay.py, tests/text, tests/media have the others"
     )
 
 
