@@ -204,7 +204,9 @@ def test_a_model_that_could_not_start_fails(
 DRAFT = {**GOOD["model"], "architecture": "gemma3", "state_bytes": 0}
 
 
-@pytest.mark.parametrize(("part", "mark", "says"), [(DRAFT, "ok", "fits"), ({"error": "other"}, "fail", "other")])
+@pytest.mark.parametrize(
+    ("part", "mark", "says"), [(DRAFT, "ok", "fits"), ({"error": "other: give a smaller model ..."}, "fail", "other")]
+)
 def test_a_draft_model_fits_or_fails(
     capsys: pytest.CaptureFixture[str], folder: Path, tmp_path: Path, part: dict[str, Any], mark: str, says: str
 ) -> None:
@@ -214,6 +216,7 @@ def test_a_draft_model_fits_or_fails(
     found = plain["sections"]["Model"]["draft model"]
     assert found["mark"] == mark
     assert says in found["value"]
+    assert "give" not in found["value"]
     assert probe.request is not None
     assert probe.request.draft == str(draft)
 

@@ -250,7 +250,8 @@ def _draft(settings: Settings, location: ModelLocation, result: ProbeResult) -> 
     if part is None:
         return []
     if "error" in part:
-        return [Finding(MODEL, name, part["error"], Mark.FAIL, CURE, part)]
+        reason, *_ = part["error"].split(": give a smaller model")  # of the start, whose cure is the same
+        return [Finding(MODEL, name, reason, Mark.FAIL, CURE, part)]
     shape = f"{part['architecture']}, {count(part['parameters'])} parameters, {part['dtype']}"
     value = f"{settings.draft} fits: the same tokens; {shape}, {size(part['weight_bytes'])} in memory"
     return [Finding(MODEL, name, value, facts=part)]

@@ -135,7 +135,7 @@ _OPTIONS: tuple[tuple[str, Any], ...] = (
 SERVE = dict(_OPTIONS)
 """Types of the options of `serve` by parameter name, in the order of the help."""
 
-_DOCTOR = ("revision", "offline", "max_running", "context", "memory", "kv_bits", "threads", "kernels")
+_DOCTOR = ("revision", "offline", "max_running", "context", "memory", "kv_bits", "threads", "kernels", "draft")
 DOCTOR = {name: SERVE[name] for name in ("model", "config", *_DOCTOR)}
 """Types of those that `doctor` has too."""
 
