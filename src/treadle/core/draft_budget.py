@@ -183,13 +183,11 @@ class DraftBudget:
         """Return a few drafts of the sequence whose last ones are the oldest, where there is credit for it and more
         drafts could pay."""
         seq = min(offers, key=lambda seq: seq.last_verified)
-        if not self.could_gain(rows):
-            return {}
         count = min(TRIAL_TOKENS, len(offers[seq]))
         cost_s = self._trial_s(rows, count)
         if cost_s > self._credit_s:
             count, cost_s = 1, self._trial_s(rows, 1)
-        if cost_s > self._credit_s:
+        if cost_s > self._credit_s or not self.could_gain(rows):
             return {}
         self._trial = True
         if not in_flight:
