@@ -20,7 +20,8 @@ class KvSequence:
     `tokens` are all that are known, the prompt and what was generated; its owner may append to them. `salt` separates
     its prefixes from those of other tenants. `kv` is the backend's own state, None while the backend holds nothing.
     `positions` are those of its tokens where some are apart from the index (`SequencePositions`): as its owner sets
-    them, or as segments have them.
+    them, or as segments have them. What is computed of one that is `private` is never reused for others: its cache has
+    not all of its tokens.
     """
 
     id: str
@@ -28,6 +29,7 @@ class KvSequence:
     tokens: Sequence[int]
     kv: Any = field(default=None, init=False)
     positions: Any = field(default=None, init=False)
+    private: bool = field(default=False, init=False)
 
     @property
     def keys(self) -> Sequence[int]:

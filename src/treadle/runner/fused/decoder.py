@@ -25,6 +25,7 @@ from ..kv.layer_caches import LayerCaches
 from ..kv.paged.kernels import Kernels
 from ..kv.paged.layer import PagedLayer
 from ..kv.paged.paged_pass import PagedPass
+from ..kv.seen_queries import compiled_pass
 from ..mlxlm import FETCHED, Injection, RotaryAxes, Selection
 from .families import Family, family_of, part
 from .kernels import LayerKernels, Residual, Table
@@ -152,11 +153,10 @@ class FusedDecoder:
             logits, states = self._pass(tokens, rows, step, cache, injection)
             return self._kept(logits, states, caches.paged[-1])
         slots, injected = caches.slots, [] if injection is None else injection.arrays
-        key = (shapes, None if rows is None else rows.shape, len(injected), *(array.shape for array in slots))
-        program = step.compiled.get(
-            key, lambda: self._compile(self._program(caches, step.template(kinds), len(injected)))
-        )
-        logits, states = program(tokens, rows, [*slots, *injected, *arrays])
+        kind = None if rows is None else rows.shape, len(injected), step.seen is None
+        key = (shapes, *kind, *(array.shape for array in slots))
+        program = step.compiled.get(key, lambda: self._compiled(caches, step.template(kinds), len(injected)))
+        logits, states = program(step.seen, tokens, rows, [*slots, *injected, *arrays])
         return self._kept(logits, states, caches.paged[-1])
 
     def _kept(self, logits: Any, states: Any, last: PagedLayer) -> Any:
@@ -165,6 +165,9 @@ class FusedDecoder:
         if self._selection.keep is not None:
             self._selection.states.append(states[self._selection.keep])
         return logits
+
+    def _compiled(self, caches: LayerCaches, template: PagedPass, injected: int) -> Callable[..., Any]:
+        return compiled_pass(self._compile, self._program(caches, template, injected), template.seen)
 
     def _program(self, caches: LayerCaches, template: PagedPass, injected: int) -> Callable[..., Any]:
         """The pass as a function of its arrays, `injected` of which are an injection's, to be compiled: that takes a

@@ -14,6 +14,7 @@ from ..device.self_test import FAULTS
 from ..kv.layer_caches import LayerCaches
 from ..kv.paged.layer import PagedLayer
 from ..kv.paged.paged_pass import PagedPass
+from ..kv.seen_queries import compiled_pass
 from ..mlxlm import Injection, Selection, injecting
 from ..mlxlm.hooks import kept, selected
 from .replace import ReplacedLayers
@@ -68,11 +69,12 @@ class CompiledModule:
         whole = keep is ...  # no input of a program
         keep = None if whole else keep
         places = tuple(None if some is None else some.shape for some in (rows, keep))
-        key = shapes, places, whole, tuple(array.shape for array in caches.slots)
-        program = step.compiled.get(
-            key, lambda: self._compile(self._program(caches, step.template(step.kinds), whole=whole))
-        )
-        return program(tokens, rows, keep, arrays)
+        key = shapes, places, whole, step.seen is None, tuple(array.shape for array in caches.slots)
+        program = step.compiled.get(key, lambda: self._compiled(caches, step.template(step.kinds), whole=whole))
+        return program(step.seen, tokens, rows, keep, arrays)
+
+    def _compiled(self, caches: LayerCaches, template: PagedPass, *, whole: bool) -> Callable[..., Any]:
+        return compiled_pass(self._compile, self._program(caches, template, whole=whole), template.seen)
 
     def _program(self, caches: LayerCaches, template: PagedPass, *, whole: bool) -> Callable[..., Any]:
         """The pass as a function of its arrays. It returns logits, an array computed from all pages that are written,

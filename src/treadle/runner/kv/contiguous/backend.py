@@ -8,7 +8,8 @@ that reuses them copies them once more.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -30,6 +31,7 @@ from ..cost import KvCost
 from ..lookahead import evaluation
 from ..planned_attention import UNPLANNED, prefill_quantum, warm_passes
 from ..recurrent_group import ROW_SLOTS, TEST_SLOTS, RecurrentConfig, RecurrentGroup, RecurrentRow
+from ..seen_queries import Seen
 from ..slot_allocator import SlotTable
 from .buffer import STEP, Buffer
 from .layer import ContiguousLayer, ContiguousPass
@@ -220,6 +222,8 @@ class ContiguousBackend:
     def admit(self, sequence: KvSequence) -> None:
         if sequence.kv is None:
             sequence.kv = self._new_state()
+        if sequence.private:
+            sequence.kv.shares = False
 
     def _new_state(self) -> _State:
         return _State([Buffer(window, PREFIX_BLOCK) for window in self._config.windows])
@@ -315,6 +319,17 @@ class ContiguousBackend:
         wants = [segment.wants for segment in batch.segments]
         if self._config.narrows and max(wants) == 1 and sum(wants) < batch.count:
             self._step.wanted, self._step.ends = place_last(batch)
+
+    @contextmanager
+    def seeing(self) -> Iterator[list[Seen]]:
+        self._step.seen = seen = list[Seen]()
+        try:
+            yield seen
+        finally:
+            self._step.seen = None
+
+    def keys(self, cache: int, sequence: KvSequence, count: int) -> Any:
+        return sequence.kv.buffers[cache].between(0, count)[0][0]
 
     # Prefixes ----------------------------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ from typing import Any
 import mlx.core as mx
 
 from ...mlxlm import FETCHED, LayerWritten, Window, identity
+from ..seen_queries import Seen
 from .buffer import Buffer
 from .placing import PlacedSegment
 
@@ -19,13 +20,15 @@ from .placing import PlacedSegment
 class ContiguousPass:
     """A step's data that all layers share: segments of one token, longer ones behind them, the tokens' positions
     (T,). `wanted` are the tokens that reach the head, as segments of one token, where these are fewer than all and the
-    last layer may compute them alone, at the positions `ends`."""
+    last layer may compute them alone, at the positions `ends`. Where the pass is observed, `seen` gets the queries of
+    layers that see all tokens."""
 
     singles: Sequence[PlacedSegment] = ()
     longer: Sequence[PlacedSegment] = ()
     positions: Any = None
     wanted: Sequence[PlacedSegment] | None = None
     ends: Any = None
+    seen: list[Seen] | None = None
     writes: bool = True
     attends: bool = True
 
@@ -131,6 +134,8 @@ class ContiguousLayer:
         sequence. `keys` and `values` are what `update_and_fetch` returned: the self-test checks that."""
         self._step.check_attends()
         window = min(filter(None, (window, self._window)), default=0)
+        if self._step.seen is not None and not (window or self._chunk):
+            self._step.seen.append(Seen(self._index, queries, scale))
         parts = self._attend_singles(queries, scale, window, sinks, softcap)
         for segment in self._longer():
             parts.append(self._attend_longer(_part_of(queries, segment), segment, scale, window, sinks, softcap))

@@ -8,7 +8,8 @@ for the longest sequence, and copy everything when one joins or leaves.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,11 +30,14 @@ from ..backend import MOST_DRAFTS, Clock, Live, WarmLimits, WarmPass
 from ..cache_layout import CacheLayout
 from ..prefix_view import PrefixView
 from ..recurrent_group import RecurrentGroup, RecurrentRow
+from ..seen_queries import Seen
 from .copies import PageCopies
+from .kernels import Kernels
 from .layer import PagedLayer
 from .memory import SLACK, LayerConfig, PagedMemory
 from .page_allocator import PageAllocator, PageTable
 from .paged_pass import PAGE, LayerKind, PagedPass, table_rows
+from .pool import Pool
 from .tiling import COUNT, FIRST, POSITION
 from .warm_passes import compiled_passes, kernel_passes, verifying_passes
 from .window_pages import WindowPages
@@ -179,6 +183,8 @@ class PagedBackend:
     def admit(self, sequence: KvSequence) -> None:
         if sequence.kv is None:
             sequence.kv = _State(self._pages.new_table(sequence.id, sequence.salt))
+        if sequence.private:
+            sequence.kv.table.shares = False
 
     def checkpoint(self, sequence: KvSequence, ends: Sequence[int]) -> None:
         """Mark positions whose windows and recurrent states are kept. In other layers, committed tokens can be reused
@@ -281,6 +287,18 @@ class PagedBackend:
             return
         slots = [None if segment.padding else segment.sequence.kv.table.slots for segment in batch.segments]
         self._recurrent.put(*self._step.begin(lines, batch, rows, self._recurrent.begin(batch, slots)))
+
+    @contextmanager
+    def seeing(self) -> Iterator[list[Seen]]:
+        self._step.seen = seen = list[Seen]()
+        try:
+            yield seen
+        finally:
+            self._step.seen = None
+
+    def keys(self, cache: tuple[Kernels, Pool], sequence: KvSequence, count: int) -> Any:
+        (kernels, pool), pages = cache, sequence.kv.table.pages[: -(-count // PAGE)]
+        return kernels.keys(pool, self._step.put(pages)[0])[:, :count]
 
     def copies_pages(self) -> bool:
         """Whether copies of first pages over last ones equal them; destroys what they hold."""

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 
 from ...mlxlm import FETCHED, Window, identity
+from ..seen_queries import Seen
 from .kernels import Kernels
 from .paged_pass import LayerKind, PagedPass
 from .pool import Pool
@@ -90,6 +91,8 @@ class PagedLayer:
         return self._attention(step, self.kind, _Queries(queries, scale, sinks, rotated), written)
 
     def _attention(self, step: PagedPass, kind: LayerKind, queries: _Queries, written: Any) -> Any:
+        if step.seen is not None and not (kind.window or kind.chunk or self.kernels.latent):
+            step.seen.append(Seen((self.kernels, self.pool), queries.own, queries.scale))
         border = step.decode_tokens
         if border in (0, step.count):
             return self._launch(step, kind, queries, written, decode=border > 0)

@@ -15,6 +15,7 @@ from ...device.staging import Staging
 from ...forward.compiled import CompiledPasses
 from ...forward.positions import Columns
 from ...forward.ragged import RaggedBatch
+from ..seen_queries import Seen
 from .kernels import Kernels
 from .tiling import COUNT, COUNTERS, FIRST, PAGES, Segments, Tiles, padded, within_chunks
 
@@ -87,6 +88,7 @@ class PagedPass:
     counters: tuple[Any, Any] = (None, None)
     compiled: CompiledPasses = field(default_factory=CompiledPasses)
     columns: Columns | None = None
+    seen: list[Seen] | None = None
     count: int = 0
     decode_tokens: int = 0
     tiles: dict[tuple[bool, LayerKind], Tiles] = field(default_factory=dict)
@@ -204,7 +206,9 @@ class PagedPass:
     def template(self, kinds: set[LayerKind]) -> PagedPass:
         """The step without its arrays: with other arrays, it is a step with the same constants."""
         bare = {key: self.tiles[key].bare for key in self._keys(kinds)}
-        return replace(self, positions=None, tables=[StepTable() for _ in self.tables], tiles=bare, columns=None)
+        seen = None if self.seen is None else list[Seen]()
+        tables = [StepTable() for _ in self.tables]
+        return replace(self, positions=None, tables=tables, tiles=bare, columns=None, seen=seen)
 
     def filled(self, arrays: Sequence[Any]) -> PagedPass:
         """The template with `arrays` as `inputs` returns them."""

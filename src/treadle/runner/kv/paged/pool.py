@@ -178,6 +178,12 @@ class PoolKernels:
         mx.eval(pool.data, pool.scales)
         return pool
 
+    def keys(self, pool: Pool, pages: Any) -> Any:
+        """Return the keys (kv heads, tokens, D) of all tokens of `pages` (P,), in the model's type."""
+        assert pool.scales is None, "keys that are not quantized"
+        some = pool.data[pages].reshape(pages.shape[0], -1)[:, : self.heads * self.page * self.dim]
+        return some.reshape(-1, self.heads, self.page, self.dim).swapaxes(0, 1).reshape(self.heads, -1, self.dim)
+
     def write(self, pool: Pool, keys: Any, values: Any, slots: Any) -> Any:
         """Write `keys` and `values` (T, kv heads, 1, D or DV) to `slots` (T,) of the pool, those at -1 nowhere. A
         latent pool takes latents, and rotated keys, which are stored behind them. Returns a token that readers wait
