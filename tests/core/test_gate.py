@@ -302,7 +302,7 @@ def test_each_refusal_is_told_with_the_reason_that_the_books_have() -> None:
     others = {Refusal.WAIT_TOO_LONG, Refusal.PROMISED, Refusal.DISPLACED, Refusal.QUARANTINED, Refusal.TEXT_BUSY}
     others.add(Refusal.IMAGE_BUSY)
     assert {*told, *others} == {*Refusal} - OF_FRONTS - OF_CONNECTIONS, (
-        "test_forecast.py, test_promises.py, test_shares.py, tests/engine/test_replay.py, tests/text and tests/media have the rest"
+        "the tests of forecasts, promises, shares, replay, text workers and images have the others"
     )
 
 

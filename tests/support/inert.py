@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from treadle.core.grammar_state import READY, GrammarStatus
-from treadle.core.messages import BlockEvent, Constraint
+from treadle.core.messages import BlockEvent, Constraint, Submit
 from treadle.core.statistics import RunnerStatistics
 
 
 class Inert:
-    """Runner without a warm-up, grammars, statistics, block events or resources."""
+    """Runner without a warm-up, grammars, a scorer, statistics, block events or resources."""
 
     def warm_up(self) -> None:
         return
@@ -20,6 +20,9 @@ class Inert:
 
     def has_features(self, hash_: bytes) -> bool:
         return False
+
+    def match_scored(self, request: Submit) -> int:
+        raise AssertionError("it has no scorer")
 
     def notify_grammars(self, changed: Callable[[], None]) -> None:
         return

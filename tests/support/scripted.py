@@ -90,6 +90,9 @@ class ScriptedRunner:
         block = self._can.kv.block
         return self._can.kv.blocks - sum(-(-row.cached // block) for row in self.held.values())
 
+    def match_scored(self, request: Submit) -> int:
+        raise AssertionError("it has no scorer")
+
     def match_prefix(self, admit: Admit) -> int:
         if not self._can.steps.prefix_cache:
             return 0

@@ -18,6 +18,7 @@ from ..core.grammar_state import GrammarLookup, no_grammars
 from ..core.messages import Capabilities, Failed, FromOwner, Loading, Ready, SpeculationCapabilities
 from ..core.plan_builder import MatchPrefix, no_prefix
 from ..core.scheduler import Scheduler, SchedulerLimits
+from ..core.spec_prefill import MatchScored, not_scored
 from ..core.verify_costs import VerifyCosts
 from ..errors import TreadleError
 from ..runner.base import Runner, RunnerBroken, RunnerFactory
@@ -95,9 +96,11 @@ def scheduler_for(
     match: MatchPrefix = no_prefix,
     grammar: GrammarLookup = no_grammars,
     features: HasFeatures = no_features,
+    scored: MatchScored = not_scored,
 ) -> Scheduler:
     """Create a scheduler for the runner's capabilities; `match` looks up cached prefixes of joining sequences,
-    `grammar` the states of their grammars, and `features` whether those of an image are kept."""
+    `grammar` the states of their grammars, `features` whether those of an image are kept, and `scored` what the scorer
+    has cached."""
     speculation = can.steps.speculation
     budget = draft_budget(speculation)
     return Scheduler(
@@ -112,6 +115,7 @@ def scheduler_for(
             lookahead=can.steps.lookahead,
             draft_tokens=speculation.draft_tokens if budget or not speculation.drafters else 0,
             drafts_resolved=speculation.lookahead,
+            spec_prefill=can.steps.spec_prefill,
             prefix_cache=can.steps.prefix_cache,
             sharing=can.steps.sharing,
             vision=can.vision,
@@ -120,12 +124,20 @@ def scheduler_for(
         grammar,
         budget,
         features=features,
+        match_scored=scored,
     )
 
 
 def scheduler_of(runner: Runner, limits: OwnerLimits) -> Scheduler:
     """Create a scheduler that asks `runner`."""
-    return scheduler_for(runner.capabilities(), limits, runner.match_prefix, runner.grammar_state, runner.has_features)
+    return scheduler_for(
+        runner.capabilities(),
+        limits,
+        runner.match_prefix,
+        runner.grammar_state,
+        runner.has_features,
+        runner.match_scored,
+    )
 
 
 def draft_budget(can: SpeculationCapabilities) -> DraftBudget | None:

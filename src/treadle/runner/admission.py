@@ -61,6 +61,7 @@ class Admission:
         row = RunningRow(request.id, request.salt, tokens, request, sampling, admit.cached_tokens, pool, images=images)
         if images is not None and images.positions is not None:
             row.positions = SequencePositions(images.positions)
+        row.skipped, row.private = admit.skipped, admit.skipped > 0
         self._rows[request.id] = row
         return row
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from ..core.grammar_state import GrammarStatus
-from ..core.messages import BlockEvent, Capabilities, Constraint
+from ..core.messages import BlockEvent, Capabilities, Constraint, Submit
 from ..core.plan import Admit, StepPlan, StepResult
 from ..core.statistics import RunnerStatistics
 
@@ -59,6 +59,12 @@ class Runner(Protocol):
         """Return whether the features of the image with this hash are kept, or computed by steps that were started.
         They stay until the plan is started that admits a sequence which needs them, and from then on until it has
         computed the image's tokens."""
+        ...
+
+    def match_scored(self, request: Submit) -> int:
+        """Return how many tokens of a prompt, without the last one, the scorer's cache holds. A query without side
+        effects: they are taken over when the plan that begins to score it with this number is started. Not called where
+        `SpecPrefillCapabilities` has no scorer."""
         ...
 
     def grammar_state(self, constraint: Constraint) -> GrammarStatus:

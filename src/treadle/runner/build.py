@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +23,15 @@ from .drafting.lookup import LookupDrafter
 from .drafting.model import ModelDrafter
 from .drafting.mtp import MtpDrafter
 from .loading.budget import check_budget
-from .loading.draft import DraftModel, load_beside
+from .loading.draft import CHUNK, DraftModel, load_beside
 from .loading.loader import load
 from .loading.model import LoadedModel
 from .loading.mtp import HeadedModel, load_head, may_have_head
+from .loading.scorer import ScorerModel, check_scored, load_scorer
 from .loading.vision import with_vision
 from .mlxlm import NoHead
 from .model_runner import ModelRunner
+from .scoring.scorer import Scorer
 
 _log = logging.getLogger(__name__)
 
@@ -40,6 +43,7 @@ def build(
     vocabulary: VocabularyThread | None = None,
     speculate: str = "auto",
     draft: DraftModel | None = None,
+    spec_prefill: ScorerModel | None = None,
     progress: Progress = lambda stage: None,
     **options: Any,
 ) -> ModelRunner:
@@ -48,7 +52,8 @@ def build(
     `blas` is the report of `blas.prepare`: it is shown, and its warning logged. `vocabulary` reads the model's tokens
     for grammars; without it the runner has none. `speculate` is "auto", "off", or "lookup", "draft" or "mtp", which
     have to be possible. `draft` is the draft model, which has the same tokens; without one "auto" uses the model's MTP
-    head, if it has one. `options` are those of `LoadOptions`.
+    head, if it has one. `spec_prefill` is the scorer of long prompts, with the same tokens, too. `options` are those of
+    `LoadOptions`.
     Raises StartFailed, ModelError and ConfigError, each with one line that names the cause.
     """
     details = {} if blas is None else {"blas": str(blas)}
@@ -59,18 +64,25 @@ def build(
         status = None if blas is None else blas_status(blas)
         model = load(Path(folder), blas=status, details=details, progress=progress, **options)
         model = with_vision(model, Path(folder), asked=options.get("memory") is not None, progress=progress)
-        drafts = headed = None
+        drafts = headed = scorer = None
         if draft is not None:
-            model, drafts = load_beside(model, draft, options, progress)
+            model, drafts = load_beside(model, draft, options, progress, prefill_tokens=_chunk(draft, spec_prefill))
             _check_budget(drafts)
         elif headed := _headed(model, Path(folder), speculate, options, progress):
             model = headed.target
+        if spec_prefill is not None:
+            same = drafts if draft is not None and draft.folder == spec_prefill.folder else None
+            model, scorer = load_scorer(model, spec_prefill, options, progress, same)
+            _check_budget(scorer, "spec_prefill")
         _check_budget(model)
         if vocabulary is not None:
             progress("reading the vocabulary")
         grammars = _grammar_compiler(vocabulary, model.name)
         model.details["structured output"] = grammars.unavailable or "llguidance"
-        return _runner(model, govern, grammars, speculate, drafts or headed)
+        scoring = None
+        if scorer is not None and spec_prefill is not None:
+            scoring = partial(_scorer, model, scorer, spec_prefill)
+        return _runner(model, govern, grammars, speculate, drafts or headed, scoring)
     except BaseException:
         leave_thread()
         raise
@@ -82,9 +94,11 @@ def _runner(
     grammars: GrammarCompiler,
     speculate: str,
     draft: LoadedModel | HeadedModel | None,
+    scorer: Callable[[], Scorer] | None,
 ) -> ModelRunner:
-    """Return the runner, with the drafter that `speculate` names, and that of a `draft` model or of an MTP head. Raises
-    ConfigError where one has to be used and the KV backend can't verify drafts."""
+    """Return the runner, with the drafter that `speculate` names, and that of a `draft` model or of an MTP head, and
+    with a `scorer`. Raises ConfigError where one has to be used and the KV backend can't verify drafts, or has no
+    positions apart from places."""
 
     def cached(salt: str, tokens: Sequence[int], most: int) -> Sequence[int]:
         return runner.continuation(salt, tokens, most)
@@ -93,10 +107,23 @@ def _runner(
     if draft is not None:
         costly = MtpDrafter(draft) if isinstance(draft, HeadedModel) else ModelDrafter(draft, model.vocabulary)
         drafter = costly if drafter is None else Either(drafter, costly)
-    runner = ModelRunner(model, before_step=govern, grammars=grammars, drafter=drafter)
+    scores = None if scorer is None else scorer()
+    runner = ModelRunner(model, before_step=govern, grammars=grammars, drafter=drafter, scorer=scores)
     asked = None if isinstance(draft, HeadedModel) else draft
     _check_drafts(model.name, runner.capabilities().steps.speculation, speculate, asked)
+    if scores is not None:
+        check_scored(model, runner.no_positions)
     return runner
+
+
+def _scorer(target: LoadedModel, model: LoadedModel, wanted: ScorerModel) -> Scorer:
+    return Scorer(model, target.vocabulary, keep=wanted.keep, min_tokens=wanted.min_tokens)
+
+
+def _chunk(draft: DraftModel, scorer: ScorerModel | None) -> int | None:
+    """Return the length of chunks for which a draft model is loaded; None for that of the served model, where it scores
+    prompts, too."""
+    return None if scorer is not None and scorer.folder == draft.folder else CHUNK
 
 
 def _headed(
@@ -154,6 +181,7 @@ def _governor(blas: BlasReport | None) -> Callable[[], None]:
     return ThreadGovernor(blas.set_threads, blas.threads).before_step
 
 
-def _check_budget(model: LoadedModel) -> None:
+def _check_budget(model: LoadedModel, param: str = "memory") -> None:
     """Raises ConfigError where the budget does not hold the least that the KV backend needs."""
-    check_budget(model.name, model.kv_budget_bytes, model.choice.config.least_memory(model.max_running))
+    least = model.choice.config.least_memory(model.max_running)
+    check_budget(model.name, model.kv_budget_bytes, least, param)

@@ -8,6 +8,7 @@ from ..core.messages import (
     Capabilities,
     EmbeddingCapabilities,
     KvCapabilities,
+    SpecPrefillCapabilities,
     SpeculationCapabilities,
     StepCapabilities,
 )
@@ -20,7 +21,13 @@ from .verification import Speculation
 
 
 def capabilities_of(
-    model: LoadedModel, backend: KvBackend, costs: StepCosts, speculation: Speculation, *, grammars: bool
+    model: LoadedModel,
+    backend: KvBackend,
+    costs: StepCosts,
+    speculation: Speculation,
+    spec_prefill: SpecPrefillCapabilities,
+    *,
+    grammars: bool,
 ) -> Capabilities:
     """Return the facts about `model`, and the limits of the runner that serves it with `backend`. `grammars`: it can
     follow those of structured output."""
@@ -34,7 +41,7 @@ def capabilities_of(
         parameters=model.parameters,
         weight_bytes=model.weight_bytes,
         kv=_kv_capabilities(model, backend),
-        steps=_step_capabilities(model, backend, costs, speculation),
+        steps=_step_capabilities(model, backend, costs, speculation, spec_prefill),
         path="serialized" if backend.name == "serial" else "batched",
         grammars=grammars,
         fast_forward=grammars and backend.least_forced(1) > 0,
@@ -66,7 +73,11 @@ def _kv_capabilities(model: LoadedModel, backend: KvBackend) -> KvCapabilities:
 
 
 def _step_capabilities(
-    model: LoadedModel, backend: KvBackend, costs: StepCosts, speculation: Speculation
+    model: LoadedModel,
+    backend: KvBackend,
+    costs: StepCosts,
+    speculation: Speculation,
+    spec_prefill: SpecPrefillCapabilities,
 ) -> StepCapabilities:
     return StepCapabilities(
         lookahead=backend.lookahead,
@@ -80,6 +91,7 @@ def _step_capabilities(
             plain=costs.plain,
             verifying=costs.verifying,
         ),
+        spec_prefill=spec_prefill,
         prefix_cache=model.choice.config.keep_prefixes,
         sharing=backend.sharing,
         decode_step_s=costs.decode_step_s,

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from ..core.grammar_state import NO_GRAMMARS, GrammarStatus
 from ..core.image import keyed
-from ..core.messages import BlockEvent, Capabilities, Constraint
+from ..core.messages import BlockEvent, Capabilities, Constraint, SpecPrefillCapabilities, Submit
 from ..core.plan import Admit, DecodeRow, DraftTrial, PrefillChunk, RowScores, StepPlan, StepResult
 from ..core.statistics import RunnerStatistics
 from ..grammar.compiler import GrammarCompiler
@@ -37,6 +37,7 @@ from .kv.backend import WarmLimits
 from .loading.model import LoadedModel, build_backend
 from .loading.step_costs import StepCosts, measure
 from .loading.warmup import warm_up, warm_up_pooling
+from .scoring.scorer import Scorer
 from .settler import Settler
 from .step import RunningRow, Step, segment_of
 from .step_images import encode_images
@@ -62,6 +63,7 @@ class ModelRunner:
         before_step: Callable[[], None] = lambda: None,
         grammars: GrammarCompiler | None = None,
         drafter: Drafter | None = None,
+        scorer: Scorer | None = None,
     ) -> None:
         self._owner = OwnerThread()
         self._model = model
@@ -75,6 +77,7 @@ class ModelRunner:
         self._put = Staging().put if model.staged else direct
         self._sampler = StepSampler(model, self._put, self._backend)
         self._speculation = Speculation(drafter, self._backend, model.vocabulary)
+        self._scorer = scorer
         self._settler = Settler(self._backend, self._speculation)
         budget = model.kv_budget_bytes + model.draft_budget_bytes
         self._pool = memory.free_pool(model.device, budget, model.max_running * model.vocabulary)
@@ -91,7 +94,8 @@ class ModelRunner:
         """Facts about the model, and limits of this runner."""
         self._owner.check()
         grammars = not self._grammars.unavailable
-        can = capabilities_of(self._model, self._backend, self._costs, self._speculation, grammars=grammars)
+        scoring = SpecPrefillCapabilities() if self._scorer is None else self._scorer.capabilities()
+        can = capabilities_of(self._model, self._backend, self._costs, self._speculation, scoring, grammars=grammars)
         return with_images(can, self._model, self._backend)
 
     def warm_up(self) -> None:
@@ -100,6 +104,8 @@ class ModelRunner:
         model, drafter = self._model, self._speculation.drafter
         if drafter is not None:
             drafter.warm_up()
+        if self._scorer is not None:
+            self._scorer.warm_up()
         if model.embedding.whole:
             warm_up_pooling(self, model.embedding.poolings[0])
         else:
@@ -118,6 +124,11 @@ class ModelRunner:
         finally:
             self._speculation.fills = False
 
+    @property
+    def no_positions(self) -> str:
+        """The reason why tokens have no positions apart from their index; empty where they may."""
+        return self._backend.no_positions
+
     def free_blocks(self) -> int:
         """Blocks of cache memory that no sequence holds."""
         return self._backend.free_blocks()
@@ -126,7 +137,13 @@ class ModelRunner:
         """Return how many tokens of a new sequence the prefix cache holds."""
         self._owner.check()
         request = admit.request
-        return self._backend.match(request.salt, (*keyed(request.prompt, request.images), *admit.history)[:-1])
+        tokens = (*keyed(request.prompt, request.images), *admit.history)[:-1]
+        return self._backend.match(request.salt, tokens if admit.reusable < 0 else tokens[: admit.reusable])
+
+    def match_scored(self, request: Submit) -> int:
+        """Return how many tokens of a prompt the scorer has cached."""
+        self._owner.check()
+        return 0 if self._scorer is None else self._scorer.match(request)
 
     def continuation(self, salt: str, tokens: Sequence[int], most: int) -> Sequence[int]:
         """Return up to `most` tokens that the prefix cache holds behind `tokens`; none where it has no index."""
@@ -163,6 +180,9 @@ class ModelRunner:
         self._started.append(step)
         try:
             self._launch(step, self._started[-2] if len(self._started) > 1 else None)
+            if plan.score and self._scorer is not None:
+                scored = [(self._rows[chunk.id], chunk) for chunk in plan.score if chunk.id in self._rows]
+                step.scoring = self._scorer.start(scored)
         except BaseException:
             self._started.pop()
             self._invalidate(step)
@@ -190,6 +210,8 @@ class ModelRunner:
 
     def _forget(self, row_id: str) -> None:
         sequence = self._rows.pop(row_id, None)
+        if self._scorer is not None:
+            self._scorer.release(row_id)
         if self._speculation.drafter is not None:
             self._speculation.drafter.release(row_id)
         if sequence is not None:
@@ -241,11 +263,14 @@ class ModelRunner:
         }
 
     def forget_prefixes(self) -> int:
-        """Clear the prefix cache, that of the drafter, and features of images; the number of tokens in the first."""
+        """Clear the prefix cache, those of drafter and scorer, and features of images; the number of tokens in the
+        first."""
         self._owner.check()
         self._images.clear()
         if self._speculation.drafter is not None:
             self._speculation.drafter.reset()
+        if self._scorer is not None:
+            self._scorer.reset()
         return self._backend.reset()
 
     def close(self) -> None:
@@ -255,9 +280,12 @@ class ModelRunner:
         self._grammars.close()
         if self._speculation.drafter is not None:
             self._speculation.drafter.close()
+        if self._scorer is not None:
+            self._scorer.close()
         self._backend.close()
         self._rows.clear()
         del self._model, self._backend, self._sampler, self._speculation, self._settler, self._admission, self._images
+        del self._scorer
         memory.give_back()
         leave_thread()
 
@@ -320,7 +348,7 @@ class ModelRunner:
         except ValueError as error:
             step.failed[id_] = str(error)
             return
-        if step.observed and row.request.speculate and row.pool is None:
+        if step.observed and row.request.speculate and row.pool is None and segment.positions is None:
             segment = replace(segment, hidden=len(segment.tokens))
         row.cached = segment.end
         step.segments.append(segment)
@@ -391,6 +419,7 @@ class ModelRunner:
             if redrawn:
                 step.correct(tokens)
             self._continue_later_steps(step, redrawn)
+        kept = () if step.scoring is None or self._scorer is None else tuple(self._scorer.read(step.scoring))
         ended = self._clock()
         seconds = ended - max(step.began, self._finished_at)
         self._finished_at = ended
@@ -406,9 +435,9 @@ class ModelRunner:
             trials=trials,
             scores=tuple(RowScores(id=id_, logprobs=logprobs) for id_, logprobs in scores.items()),
             vectors=vectors,
-            kept=(),
+            kept=kept,
             failures=step.failures(),
-            evicted=tuple(step.evicted),
+            evicted=tuple(step.evicted | (set() if step.scoring is None else step.scoring.evicted)),
             **step.times(seconds),
         )
 

@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 import numpy as np
@@ -22,6 +22,9 @@ from .sampling.row_drafts import RowDrafts
 from .sampling.sampler import Draw, SamplingRow
 from .vision.row_images import KeyedTokens, RowImages
 
+if TYPE_CHECKING:
+    from .scoring.scorer import ScoringStep
+
 _LONG = 64
 NOT_FINITE = "the model's logits for this request are NaN: its weights do not suit this prompt"
 NOT_FINITE_VECTOR = "the model's hidden states for this input are not finite: its weights do not suit this prompt"
@@ -33,7 +36,8 @@ class RunningRow(KvSequence):
 
     Its caches hold `cached` tokens, with those of steps that are not finished yet; the last `again` of these are
     computed again by its next segment. `pool` collects its hidden states, where it is pooled, and `images` are those of
-    its prompt.
+    its prompt. Of that `skipped` tokens are left out of the caches: what is behind the prompt has a smaller index there
+    than in `tokens`. One that is `unscored` could not be scored.
     """
 
     tokens: list[int]
@@ -43,6 +47,8 @@ class RunningRow(KvSequence):
     pool: RowPool | None = None
     again: int = 0
     images: RowImages | None = None
+    skipped: int = 0
+    unscored: bool = False
 
     @property
     def keys(self) -> Sequence[int]:
@@ -71,6 +77,7 @@ class Step:
     `propose` the step's result says what they could verify next, and with `observed` the drafter reads hidden states.
 
     Layers of the images `encoded`, by their hashes, are the arrays in `encoding`.
+    `scoring` is what it scores of prompts.
     """
 
     began: float
@@ -93,6 +100,7 @@ class Step:
     observed: bool = False
     encoded: list[bytes] = field(default_factory=list)
     encoding: list[Any] = field(default_factory=list)
+    scoring: ScoringStep | None = None
 
     def failures(self) -> tuple[RowFailure, ...]:
         """Return the rows that can't go on."""
@@ -106,7 +114,7 @@ class Step:
         if (prefill_s := self.computed.prefill_s) is not None:
             return {"prefill_s": prefill_s, "decode_s": seconds - prefill_s if self.decodes else 0.0}
         decoding = sum(segment.picks and len(segment.tokens) == 1 + segment.beside for segment in self.segments)
-        if decoding == len(self.segments) and not self.encoded:
+        if decoding == len(self.segments) and not self.encoded and self.scoring is None:
             return {"decode_s": seconds if decoding else 0.0}
         return {"mixed_s" if decoding else "prefill_s": seconds}
 
@@ -283,16 +291,28 @@ def segment_of(
         end += chunk.count
     if decode is not None:
         end, wants = end + 1, 1
-        assert len(row.request.prompt) + decode.position == end, "the prompt must be in the cache"
-        if end > len(known):
+        assert len(row.request.prompt) - row.skipped + decode.position == end, "the prompt must be in the cache"
+        if end + row.skipped > len(known):
             previous = before[row.id]
+    if chunk is not None and chunk.positions:
+        return _sparse_segment(row, chunk, decode, previous)
+    first, last = start + row.skipped, end + row.skipped
     if end - start == 1:
-        tokens: Sequence[int] = (known[start] if previous < 0 else 0,)
+        tokens: Sequence[int] = (known[first] if previous < 0 else 0,)
     else:
-        tokens = known[start:end] if previous < 0 else (*known[start:], 0)
+        tokens = known[first:last] if previous < 0 else (*known[first:], 0)
     if row.request.prompt_logprobs is not None and start < len(row.request.prompt) - 1:
         wants = len(tokens)
     return RowSegment(row, tokens, start, wants, decode is not None, previous)
+
+
+def _sparse_segment(row: RunningRow, chunk: PrefillChunk, decode: DecodeRow | None, previous: int) -> RowSegment:
+    """Return the tokens of a chunk at positions of its own, and the one that a decode row feeds behind it."""
+    places = chunk.positions if decode is None else (*chunk.positions, chunk.positions[-1] + 1)
+    known, wants = row.tokens, int(decode is not None)
+    tokens = [known[place] for place in (places[:-1] if previous >= 0 else places)] + [0] * (previous >= 0)
+    positions = np.array(places, np.int32)
+    return RowSegment(row, tokens, row.cached, wants, decode is not None, previous, positions=positions)
 
 
 def check_tokens(tokens: Sequence[int], vocabulary: int) -> None:

@@ -115,13 +115,21 @@ class Speculation:
     def extended(self, segment: RowSegment, row: RunningRow, drafts: RowDrafts | None) -> RowSegment:
         """Return the segment with the tokens before it that are computed again, and a row's drafts behind it."""
         again, row.again = row.again, 0
-        start = segment.start - again
-        known = row.tokens[start : segment.start]
+        start, end = segment.start - again, segment.start + row.skipped
+        known, positions = row.tokens[end - again : end], segment.positions
+        if positions is not None:
+            positions = np.concatenate([np.arange(end - again, end, dtype=np.int32), positions])
         if drafts is None:
-            return replace(segment, tokens=(*known, *segment.tokens), start=start, beside=again)
+            return replace(segment, tokens=(*known, *segment.tokens), start=start, beside=again, positions=positions)
         assert len(segment.tokens) == 1, "no prompt is computed where drafts are verified"
-        tokens, more = (*known, *segment.tokens, *drafts.tokens), len(drafts.tokens)
-        return replace(segment, tokens=tokens, start=start, wants=1 + more, beside=again + more, drafts=more)
+        return replace(
+            segment,
+            tokens=(*known, *segment.tokens, *drafts.tokens),
+            start=start,
+            wants=1 + len(drafts.tokens),
+            beside=again + len(drafts.tokens),
+            drafts=len(drafts.tokens),
+        )
 
     def observes(self, plan: StepPlan) -> bool:
         """Whether the drafter reads hidden states of a step: one that verifies or could have drafts, or that computes
@@ -144,7 +152,8 @@ class Speculation:
             row, states = step.rows[segment.id], step.computed.hidden.get(segment.id)
             if states is not None and row.request.speculate and rows.get(row.id) is row and row.id not in step.failed:
                 count = min(segment.end, row.cached) - segment.start
-                found.append(NewStates(row, segment.start, states[:count] if count < states.shape[0] else states))
+                start = segment.start + row.skipped
+                found.append(NewStates(row, start, states[:count] if count < states.shape[0] else states))
         if self.drafter is not None and found:
             self.drafter.observe(found)
 

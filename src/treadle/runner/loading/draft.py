@@ -1,4 +1,4 @@
-"""Loader of a draft model: a second model beside the served one, in the same memory."""
+"""Loader of a second model beside the served one, in the same memory: a draft model, or another one in its role."""
 
 from __future__ import annotations
 
@@ -31,55 +31,92 @@ class DraftModel:
     name: str = ""
 
 
+class Role(NamedTuple):
+    """What a second model is for: the setting `param` that names it, and what it is for people. Without it the served
+    model has nothing `to_do` for it, in an error."""
+
+    param: str
+    title: str
+    to_do: str
+
+
+DRAFT = Role("draft", "draft model", "to draft")
+
+
 class ModelPair(NamedTuple):
-    """The served model, and the draft model, each with its part of the memory for caches."""
+    """The served model, and the second one (`draft`), each with its part of the memory for caches."""
 
     target: LoadedModel
     draft: LoadedModel
 
 
 def load_beside(
-    target: LoadedModel, wanted: DraftModel, options: Mapping[str, Any], progress: Progress = lambda stage: None
+    target: LoadedModel,
+    wanted: DraftModel,
+    options: Mapping[str, Any],
+    progress: Progress = lambda stage: None,
+    prefill_tokens: int | None = CHUNK,
 ) -> ModelPair:
     """Load the draft model for `target`, which was loaded with `options`, and divide the memory for caches: both hold
-    the same number of tokens then. The target's `details` describe the draft.
+    the same number of tokens then. Its passes have up to `prefill_tokens` tokens of prompts (None: as many as the
+    target's). The target's `details` describe the draft.
 
     The draft's keys and values are never quantized. Raises ModelError where the draft can't be loaded beside the
     target, or generates no text, and ConfigError where memory for both is missing.
     """
-    if target.embedding.only:
-        raise ConfigError(f"{target.name} generates no text to draft: leave `draft` out", param="draft")
-    progress("loading the draft model")
-    shared = {name: options[name] for name in _SHARED if name in options}
-    try:
-        draft = load(wanted.folder, name=wanted.name, prefill_tokens=CHUNK, progress=progress, **shared)
-    except ModelError as error:
-        raise ModelError(f"`draft` can't be used: {error}; {_CURE}", param="draft") from error
-    if draft.embedding.only:
-        raise ModelError(f"`draft` {draft.name} is an embedding model and generates no text: {_CURE}", param="draft")
+    own = options if prefill_tokens is None else {**options, "prefill_tokens": prefill_tokens}
+    draft = load_second(target, wanted, own, DRAFT, progress)
     pair = divided(target, draft, asked=options.get("memory") is not None)
-    pair.target.details["draft model"] = _about(pair.draft)
+    pair.target.details["draft model"] = about(pair.draft)
     if draft.context < target.context:
         _log.info("drafts end at %d tokens, the context of the draft model %s", draft.context, draft.name)
     return pair
 
 
-def divided(target: LoadedModel, draft: LoadedModel, *, asked: bool) -> ModelPair:
-    """Divide the memory for caches. If it was not asked for, the draft's weights take their part of it."""
-    budget = target.kv_budget_bytes
+def load_second(
+    target: LoadedModel, wanted: DraftModel, options: Mapping[str, Any], role: Role, progress: Progress
+) -> LoadedModel:
+    """Load a second model for `target`, with those of its `options` that both share. Raises like `load_beside`."""
+    if target.embedding.only:
+        raise ConfigError(f"{target.name} generates no text {role.to_do}: leave `{role.param}` out", param=role.param)
+    progress(f"loading the {role.title}")
+    shared = {name: options[name] for name in (*_SHARED, "prefill_tokens") if name in options}
+    try:
+        second = load(wanted.folder, name=wanted.name, progress=progress, **shared)
+    except ModelError as error:
+        raise ModelError(f"`{role.param}` can't be used: {error}; {_CURE}", param=role.param) from error
+    if second.embedding.only:
+        reason = "is an embedding model and generates no text"
+        raise ModelError(f"`{role.param}` {second.name} {reason}: {_CURE}", param=role.param)
+    return second
+
+
+def divided(
+    target: LoadedModel,
+    draft: LoadedModel,
+    *,
+    asked: bool,
+    role: Role = DRAFT,
+    weight_bytes: int | None = None,
+    most: int | None = None,
+) -> ModelPair:
+    """Divide the memory for caches, of which the second model gets no more than `most` bytes. If it was not asked for,
+    its weights take their part of it, unless they are there already (`weight_bytes` 0)."""
+    budget, weights = target.kv_budget_bytes, draft.weight_bytes if weight_bytes is None else weight_bytes
     if not budget:
         return ModelPair(target, draft)
     if not asked:
         paged = target.choice.config.name == "paged"
-        budget -= draft.weight_bytes if paged else int(draft.weight_bytes * BUDGET_SHARE)
+        budget -= weights if paged else int(weights * BUDGET_SHARE)
     if budget <= 0:
         raise ConfigError(
-            f"the weights of the draft model {draft.name} take {size(draft.weight_bytes)} and leave no memory for "
+            f"the weights of the {role.title} {draft.name} take {size(draft.weight_bytes)} and leave no memory for "
             f"caches: {_CURE}, or give a smaller or a quantized model",
-            param="draft",
+            param=role.param,
         )
     part = _part_of_draft(budget, target, draft)
-    target = replace(_limited(target, budget - part), draft_budget_bytes=part)
+    part = part if most is None else min(part, most)
+    target = replace(_limited(target, budget - part), draft_budget_bytes=target.draft_budget_bytes + part)
     return ModelPair(target, _limited(draft, part))
 
 
@@ -95,8 +132,8 @@ def _limited(model: LoadedModel, budget: int) -> LoadedModel:
     return replace(model, choice=model.choice.with_memory(budget))
 
 
-def _about(draft: LoadedModel) -> str:
-    """Describe the draft model in one line."""
+def about(draft: LoadedModel) -> str:
+    """Describe a second model in one line."""
     cache = f", up to {size(draft.kv_budget_bytes)} of KV cache" if draft.kv_budget_bytes else ""
     return (
         f"{draft.name} ({draft.architecture}, {count(draft.parameters)} parameters, {draft.dtype}; "
