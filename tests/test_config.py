@@ -61,6 +61,9 @@ DEFAULTS: dict[str, Any] = {
     "structured": "auto",
     "speculate": "auto",
     "draft": None,
+    "spec_prefill": None,
+    "spec_prefill_keep": 0.2,
+    "spec_prefill_min": 8192,
     "in_process": False,
     "hang_after": 30.0,
     "start_timeout": 1800.0,
@@ -112,6 +115,9 @@ OTHERS: dict[str, Any] = {
     "structured": "off",
     "speculate": "draft",
     "draft": "small",
+    "spec_prefill": "smaller",
+    "spec_prefill_keep": 1,
+    "spec_prefill_min": 512,
     "threads": 2,
     "in_process": True,
     "hang_after": 0.5,
@@ -228,6 +234,9 @@ def test_none_is_a_value_where_a_setting_may_be_left_open() -> None:
         ("speculate", "always", "speculate must be one of auto, off, lookup, draft, mtp, not 'always'"),
         ("speculate", "draft", "speculate is draft, and no draft model is given: give both"),
         ("draft", "", "draft is empty: give a folder or a hub id, or leave it out"),
+        ("spec_prefill", "", "spec_prefill is empty: give a folder or a hub id, or leave it out"),
+        ("spec_prefill_keep", 0.5, "spec_prefill_keep does nothing without spec_prefill: give both"),
+        ("spec_prefill_min", 900, "spec_prefill_min does nothing without spec_prefill: give both"),
         ("kv_bits", 6, "kv_bits is 6: give 8 or 4, or leave it out"),
         ("kv_bits", 16, "kv_bits is 16: give 8 or 4"),
         ("kv_bits", 0, "kv_bits is 0: give 8 or 4"),
@@ -248,6 +257,23 @@ def test_none_is_a_value_where_a_setting_may_be_left_open() -> None:
 )
 def test_what_is_out_of_range_is_refused_by_name(name: str, value: Any, message: str) -> None:
     assert wrong(re.escape(message), **{name: value}).param == name
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("spec_prefill_keep", 0, "spec_prefill_keep must be above 0 and at most 1, not 0: it is the share"),
+        ("spec_prefill_keep", 1.5, "spec_prefill_keep must be above 0 and at most 1, not 1.5"),
+        ("spec_prefill_keep", -0.2, "spec_prefill_keep must be above 0 and at most 1, not -0.2"),
+        (
+            "spec_prefill_min",
+            511,
+            "spec_prefill_min must be 512 or more, not 511: of shorter prompts all would be kept",
+        ),
+    ],
+)
+def test_shares_and_lengths_that_make_no_sense_are_refused(name: str, value: float, message: str) -> None:
+    assert wrong(message, spec_prefill="small", **{name: value}).param == name
 
 
 @pytest.mark.parametrize("speculate", ["off", "lookup", "mtp"])

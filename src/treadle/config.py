@@ -28,6 +28,7 @@ LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
 KINDS = {"bool": "true or false", "int": "a whole number", "float": "a number", "str": "text", "Path": "a path"}
 SIZES = ("memory", "max_body_bytes", "response_store")  # bytes, or text such as 8GiB
 LEAST_MEMORY = 1 << 20  # a smaller number is a size without its unit
+LEAST_SPARSE = 512
 MAX_KEY_CHARS = 512
 API_KEY = re.compile(f"[!-~]{{1,{MAX_KEY_CHARS}}}")  # visible ASCII, the characters that a header can carry
 SIZE = re.compile(r"(\d{1,18}(?:\.\d{1,9})?) ?(?:([kmgt])(i?b)?|b)?", re.IGNORECASE | re.ASCII)
@@ -47,9 +48,10 @@ class Settings:
     mlx-lm only. `structured` "auto" loads the model's vocabulary for grammars, and "off" refuses requests that need it.
     `speculate` "auto" drafts tokens by look-up and by the model's MTP head, if it has one, where the KV backend can
     verify them; "lookup" and "mtp" fail the start where that one can't be; and "off" drafts none. `draft` is a second
-    model, named like `model`, that drafts tokens: with "auto" beside look-up, with "draft" alone. `grpc_port` None
-    serves no gRPC; `grpc_host` None is `host`; certificate and key turn TLS on, and with `grpc_client_ca` only clients
-    with a certificate of that authority may connect.
+    model, named like `model`, that drafts tokens: with "auto" beside look-up, with "draft" alone. `spec_prefill` is a
+    small model, named alike, that scores prompts of `spec_prefill_min` tokens or more: of those the share
+    `spec_prefill_keep` is prefilled. `grpc_port` None serves no gRPC; `grpc_host` None is `host`; certificate and key
+    turn TLS on, and with `grpc_client_ca` only clients with a certificate of that authority may connect.
 
     `api_key` is one key for everything; `api_keys` a file of hashed keys with scopes and limits. `grpc_auth` asks every
     gRPC client for a key, also those of this machine and those with a certificate.
@@ -114,6 +116,9 @@ class Settings:
     structured: str = "auto"
     speculate: str = "auto"
     draft: str | None = None
+    spec_prefill: str | None = None
+    spec_prefill_keep: float = 0.2
+    spec_prefill_min: int = 8192
 
     in_process: bool = False
     hang_after_s: float = 30.0
@@ -150,6 +155,7 @@ class Settings:
         _one_of("log_level", self.log_level.lower(), LOG_LEVELS)
         _one_of("log_format", self.log_format, LOG_FORMATS)
         _check_draft(self)
+        _check_spec_prefill(self)
         _check_grpc(self)
         _check_names(self)
         if not self.model:
@@ -243,6 +249,27 @@ def _check_draft(settings: Settings) -> None:
         raise ConfigError(
             f"`draft` does nothing with `speculate` {settings.speculate}: give auto or draft, or leave `draft` out",
             param="draft",
+        )
+
+
+def _check_spec_prefill(settings: Settings) -> None:
+    own = {field.name: field.default for field in dataclasses.fields(settings)}
+    for name in ("spec_prefill_keep", "spec_prefill_min"):
+        if settings.spec_prefill is None and getattr(settings, name) != own[name]:
+            raise ConfigError(f"`{name}` does nothing without `spec_prefill`: give both", param=name)
+    if settings.spec_prefill == "":
+        raise ConfigError("`spec_prefill` is empty: give a folder or a hub id, or leave it out", param="spec_prefill")
+    if not 0 < settings.spec_prefill_keep <= 1:
+        raise ConfigError(
+            f"`spec_prefill_keep` must be above 0 and at most 1, not {settings.spec_prefill_keep:g}: it is the share "
+            "of a prompt's tokens that is prefilled, such as 0.2",
+            param="spec_prefill_keep",
+        )
+    if settings.spec_prefill_min < LEAST_SPARSE:
+        raise ConfigError(
+            f"`spec_prefill_min` must be {LEAST_SPARSE} or more, not {settings.spec_prefill_min}: of shorter prompts "
+            "all would be kept",
+            param="spec_prefill_min",
         )
 
 

@@ -126,9 +126,10 @@ def _is_good(sample: Sample, limits: tuple[float, float]) -> bool:
 
 
 def workload_figures(workload: str, round_: Round) -> dict[str, float]:
-    """Return the workload's own figures, and those of speculation, by name, without those that the round can't give."""
+    """Return the workload's own figures, and those of speculation and SpecPrefill, by name; those that the round can't
+    give are left out."""
     compute = WORKLOAD_FIGURES.get(workload.split()[0])
-    found = {**(compute(round_) if compute else {}), **_speculation(round_)}
+    found = {**(compute(round_) if compute else {}), **_speculation(round_), **_spec_prefill(round_)}
     return {name: value for name, value in found.items() if value is not None and math.isfinite(value)}
 
 
@@ -138,6 +139,12 @@ def _speculation(round_: Round) -> dict[str, float | None]:
     if not rows:
         return {}
     return {"drafts accepted": _quotient(accepted, drafted), "tokens a verification": _quotient(rows + accepted, rows)}
+
+
+def _spec_prefill(round_: Round) -> dict[str, float | None]:
+    """Share of scored prompt tokens that was kept, where any were scored."""
+    scored, kept = (round_.status.get(f"sparse {name}", 0.0) for name in ("scored_tokens", "kept_tokens"))
+    return {"prompt tokens kept": _quotient(kept, scored)} if scored else {}
 
 
 def _burst(round_: Round) -> dict[str, float | None]:

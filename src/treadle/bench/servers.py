@@ -228,13 +228,14 @@ def counters(status: dict[str, Any]) -> dict[str, float] | None:
     grow."""
     try:
         statistics = status["engine"]["statistics"]
-        speculation = statistics.get("speculation", {})
+        speculation, sparse = statistics.get("speculation", {}), statistics.get("spec_prefill", {})
         return {
             "rows": float(status["admission"]["rows"]),
             "restarts": float(status["engine"]["restarts"]),
             "prompt_tokens": float(statistics["prompt_tokens"]),
             "completion_tokens": float(statistics["completion_tokens"]),
             **{f"draft {name}": float(speculation.get(name, 0)) for name in ("rows", "drafted", "accepted")},
+            **{f"sparse {name}": float(sparse.get(name, 0)) for name in ("scored_tokens", "kept_tokens")},
         }
     except (KeyError, TypeError, ValueError, AttributeError):
         return None

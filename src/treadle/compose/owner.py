@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ..models.folder import ModelFolder
     from ..runner.base import Progress, Runner, RunnerFactory
     from ..runner.loading.draft import DraftModel
+    from ..runner.loading.scorer import ScorerModel
 
 
 class OwnerSpec(msgspec.Struct, frozen=True):
@@ -39,6 +40,10 @@ class OwnerSpec(msgspec.Struct, frozen=True):
     speculate: str
     draft: str | None
     draft_name: str
+    spec_prefill: str | None
+    spec_prefill_name: str
+    spec_prefill_keep: float
+    spec_prefill_min: int
     log_level: str
     log_format: str
     spelling: dict[str, str]
@@ -60,6 +65,10 @@ def owner_spec(settings: Settings, folder: ModelFolder) -> OwnerSpec:
         speculate=settings.speculate,
         draft=None if folder.draft is None else str(folder.draft.path),
         draft_name="" if folder.draft is None else folder.draft.name,
+        spec_prefill=None if folder.scorer is None else str(folder.scorer.path),
+        spec_prefill_name="" if folder.scorer is None else folder.scorer.name,
+        spec_prefill_keep=settings.spec_prefill_keep,
+        spec_prefill_min=settings.spec_prefill_min,
         log_level=settings.log_level,
         log_format=settings.log_format,
         spelling=dict(settings.spelling),
@@ -120,6 +129,7 @@ def _runner(spec: OwnerSpec, vocabulary: VocabularyThread | None, progress: Prog
             kernels=KernelPolicy(spec.kernels),
             speculate=spec.speculate,
             draft=_draft(spec),
+            spec_prefill=_scorer(spec),
             blas=report,
             vocabulary=vocabulary,
             **msgspec.structs.asdict(spec.limits),
@@ -128,21 +138,37 @@ def _runner(spec: OwnerSpec, vocabulary: VocabularyThread | None, progress: Prog
 
 
 def _draft(spec: OwnerSpec) -> DraftModel | None:
-    """Return the draft model, whose folder is checked, and whose tokens are compared with the served model's. Raises
-    ModelError."""
+    """Return the draft model, if there is one. Raises ModelError."""
     if spec.draft is None:
         return None
-    from ..models import folder_checks
     from ..runner.loading.draft import DraftModel
+
+    return DraftModel(_checked(spec, spec.draft, "draft"), spec.draft_name)
+
+
+def _scorer(spec: OwnerSpec) -> ScorerModel | None:
+    """Return the scorer, if there is one. Raises ModelError."""
+    if spec.spec_prefill is None:
+        return None
+    from ..runner.loading.scorer import ScorerModel
+
+    folder = _checked(spec, spec.spec_prefill, "spec_prefill")
+    return ScorerModel(folder, spec.spec_prefill_name, spec.spec_prefill_keep, spec.spec_prefill_min)
+
+
+def _checked(spec: OwnerSpec, path: str, param: str) -> Path:
+    """Return the folder of a model beside the served one, which setting `param` names: it is checked, and its tokens
+    are compared with the served model's. Raises ModelError."""
+    from ..models import folder_checks
     from ..text.same_tokens import check_same_tokens
 
-    folder = Path(spec.draft)
+    folder = Path(path)
     try:
         folder_checks.check(folder)
     except ModelError as error:
-        raise ModelError(f"`draft` can't be used: {error}", param="draft") from error
-    check_same_tokens(Path(spec.folder), folder)
-    return DraftModel(folder, spec.draft_name)
+        raise ModelError(f"`{param}` can't be used: {error}", param=param) from error
+    check_same_tokens(Path(spec.folder), folder, param)
+    return folder
 
 
 def begin_vocabulary(folder: Path) -> VocabularyThread:

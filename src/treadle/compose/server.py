@@ -256,7 +256,7 @@ class Server:
         finally:
             starting.cancel()
         adopt_library_loggers()
-        for found in filter(None, (located, located.draft)):
+        for found in filter(None, (located, located.draft, located.scorer)):
             self._uses += filter(None, [in_use.lock_folder(found.path)])
             if found.source is not Source.FOLDER:  # a folder of the user's stays as it is
                 in_use.mark_used(found.path)

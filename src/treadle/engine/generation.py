@@ -53,6 +53,8 @@ class Generation:
         self.completion_tokens = 0
         self.prompt_tokens_done = 0
         self.cached_tokens = 0
+        self.scored_tokens = 0  # of its prompt, where that is prefilled in part
+        self.kept_tokens = 0
         self.ended = False
         self.cancelled: CancelReason | None = None
         self.generated = array("I")
@@ -154,6 +156,8 @@ class Generation:
             self.prompt_tokens_done = output.prompt_tokens_done
         if output.cached_tokens is not None and not self._cached_reported:
             self.cached_tokens, self._cached_reported = output.cached_tokens, True
+        if output.scored_tokens is not None and output.kept_tokens is not None:
+            self.scored_tokens, self.kept_tokens = output.scored_tokens, output.kept_tokens
         if output.tokens:
             self._tokens.extend(output.tokens)
             self._logprobs.extend(output.logprobs)

@@ -81,5 +81,7 @@ def _merge_outputs(a: Output, b: Output) -> Output:
         prompt_logprobs=a.prompt_logprobs + b.prompt_logprobs,
         prompt_tokens_done=a.prompt_tokens_done if b.prompt_tokens_done is None else b.prompt_tokens_done,
         cached_tokens=a.cached_tokens if b.cached_tokens is None else b.cached_tokens,
+        scored_tokens=a.scored_tokens if b.scored_tokens is None else b.scored_tokens,
+        kept_tokens=a.kept_tokens if b.kept_tokens is None else b.kept_tokens,
         finish=b.finish or a.finish,
     )

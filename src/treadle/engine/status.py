@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 
-from ..core.messages import Capabilities, SpeculationCapabilities, StepReport
-from ..core.statistics import EngineStatistics
+from ..core.messages import Capabilities, SpecPrefillCapabilities, SpeculationCapabilities, StepReport
+from ..core.statistics import EngineStatistics, SpecPrefillStatistics
 from .client import EngineClient
 from .deaths import Cause
 from .generation import Generation
@@ -29,6 +29,7 @@ def status_of(client: EngineClient) -> dict[str, Any]:
         "path": path,
         "compute": None if can is None else {"summary": can.compute.summary(), **msgspec.to_builtins(can.compute)},
         "speculation": None if can is None else _speculation_status(can.steps.speculation, client.report),
+        "spec_prefill": None if can is None else _spec_prefill_status(can.steps.spec_prefill, client.report),
         "admission": {
             **client.gate.statistics(now),
             "running": len(generations) - len(waits),
@@ -42,11 +43,12 @@ def status_of(client: EngineClient) -> dict[str, Any]:
 
 
 def _flat(can: Capabilities) -> dict[str, Any]:
-    """Return all fields side by side; those of `kv` with `kv_` before their names. The compute path and speculation,
-    which the status shows beside the capabilities, are left out."""
+    """Return all fields side by side; those of `kv` with `kv_` before their names. The compute path, speculation and
+    SpecPrefill, which the status shows beside the capabilities, are left out."""
     fields: dict[str, Any] = msgspec.to_builtins(can)
     kv, steps, _ = fields.pop("kv", {}), fields.pop("steps", {}), fields.pop("compute", None)  # defaults are omitted
     steps.pop("speculation", None)
+    steps.pop("spec_prefill", None)
     return {**fields, **{f"kv_{name}": value for name, value in kv.items()}, **steps}
 
 
@@ -69,6 +71,26 @@ def _speculation_status(can: SpeculationCapabilities, report: StepReport | None)
         "backlog": drafter.backlog,
         "reused_tokens": drafter.prefix.reused,
         "match_chances": {str(match): chance for match, chance in found.match_chances},
+    }
+
+
+def _spec_prefill_status(can: SpecPrefillCapabilities, report: StepReport | None) -> dict[str, Any]:
+    """Return what scores prompts and which, and what became of them."""
+    found = SpecPrefillStatistics() if report is None else report.statistics.spec_prefill
+    if not can.scorer:
+        return {"scorer": None}
+    return {
+        "scorer": can.scorer,
+        "keep": can.keep,
+        "min_tokens": can.min_tokens,
+        "longest": can.longest,
+        "scoring": found.scoring,
+        "prompts": found.prompts,
+        "scored_tokens": found.scored_tokens,
+        "kept_tokens": found.kept_tokens,
+        "scoring_s": round(found.scoring_s, 3),
+        "failed": found.failed,
+        "reason": found.reason,
     }
 
 
@@ -104,6 +126,7 @@ def _request_status(generation: Generation, path: str, now: float) -> dict[str, 
         "prompt_tokens_done": generation.prompt_tokens_done,
         "completion_tokens": generation.completion_tokens,
         "cached_tokens": generation.cached_tokens,
+        "kept_tokens": generation.kept_tokens if generation.scored_tokens else None,
         "max_tokens": generation.request.max_tokens,
         "replays": max(0, generation.times_sent - 1),
     }

@@ -60,6 +60,7 @@ class RawParams:
     timeout: float | None = None
     cache_salt: str | None = None
     speculate: bool | None = None
+    spec_prefill: bool | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +69,7 @@ class Limits:
 
     `sampling` holds the model's default parameters, by the names of `RawParams`. `grammars`: constraints are enforced.
     `no_images`: the reason why no images are read; "" where they are.
+    `spec_prefill`: long prompts may be prefilled in part.
     """
 
     vocabulary: int
@@ -77,6 +79,7 @@ class Limits:
     sampling: Mapping[str, float] = field(default_factory=dict)
     grammars: bool = True
     no_images: str = ""
+    spec_prefill: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +102,7 @@ class ValidatedRequest:
     priority: int
     cache_salt: str | None
     speculate: bool = True
+    spec_prefill: bool | None = None
     timeout_s: float | None = None
     as_many_as_fit: bool = False
     completion_cap: int | None = None
@@ -138,9 +142,28 @@ def check(
         priority=check_whole("priority", params.priority, -MAX_PRIORITY, MAX_PRIORITY) or 0,
         cache_salt=check_cache_salt(params.cache_salt),
         speculate=check_flag("speculate", params.speculate) is not False,
+        spec_prefill=_spec_prefill(params, limits),
         as_many_as_fit=as_many_as_fit,
         timeout_s=check_number("timeout", params.timeout, 0.0, MAX_TIMEOUT_S, above=True),
     )
+
+
+def _spec_prefill(params: RawParams, limits: Limits) -> bool | None:
+    """Return whether a long prompt may be prefilled in part; None where the request does not say."""
+    given = check_flag("spec_prefill", params.spec_prefill)
+    if given and not limits.spec_prefill:
+        raise InvalidRequest(
+            "spec_prefill is true, and the server has no model that scores prompts: leave it out, or start the server "
+            "with --spec-prefill",
+            param="spec_prefill",
+        )
+    if given and params.prompt_logprobs is not None:
+        raise InvalidRequest(
+            "spec_prefill leaves out a part of the prompt, and log-probabilities of all of its tokens are asked for: "
+            "give one of them",
+            param="spec_prefill",
+        )
+    return given
 
 
 def check_prompt_ids(prompt: Sequence[int], limits: Limits, param: str = "prompt") -> None:
@@ -249,6 +272,7 @@ def build_submits(
                     speculate=validated.speculate,
                     prediction=prepared.prediction,
                     images=images,
+                    sparse_prefill=validated.spec_prefill,
                 )
             )
     return submits

@@ -35,14 +35,15 @@ class ToolCall:
 @dataclass(frozen=True)
 class Completion:
     """A finished generation. `finish_reason` is "stop", "length", or "tool_calls" for an answer with calls; counts are
-    in tokens. `cached_tokens` of the prompt's were reused; equal answers may differ in it. `text` is without the
-    `reasoning` and the `tool_calls`."""
+    in tokens. `cached_tokens` of the prompt's were reused; equal answers may differ in it. `kept_tokens` are those of
+    the prompt's that were not left out. `text` is without the `reasoning` and the `tool_calls`."""
 
     text: str
     tokens: tuple[int, ...]
     finish_reason: str
     prompt_tokens: int
     cached_tokens: int = field(default=0, compare=False)
+    kept_tokens: int = field(default=0, compare=False)
     reasoning: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
     parse: Callable[[str], Any] | None = field(default=None, compare=False, repr=False)

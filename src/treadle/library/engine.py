@@ -147,6 +147,7 @@ class Engine:
                 finish_reason=TOOL_CALLS if called else whole.finish_reason or "",
                 prompt_tokens=len(choice.prompt),
                 cached_tokens=choice.cached_tokens,
+                kept_tokens=choice.sparse_tokens[1],
                 reasoning=reasoning_of(whole.events),
                 tool_calls=calls_of(whole.events),
                 parse=read.parse,

@@ -22,7 +22,8 @@ class ModelFolder:
     """A model's folder.
 
     `name`: the public model id, unless settings give another. `config`: the parsed config.json, empty until the folder
-    has passed `folder_checks.check`. `draft`: the folder of the model that drafts its tokens, if there is one.
+    has passed `folder_checks.check`. `draft` and `scorer`: the folders of the models that draft its tokens and
+    score its prompts, if there are such.
     """
 
     path: Path
@@ -30,3 +31,4 @@ class ModelFolder:
     source: Source
     config: Mapping[str, Any]
     draft: ModelFolder | None = None
+    scorer: ModelFolder | None = None

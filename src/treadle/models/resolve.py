@@ -24,7 +24,7 @@ def resolve(
     settings: Settings, progress: Callable[[str], None], watch: Callable[[Transfer], None] | None = None
 ) -> ModelFolder:
     """Return the checked model folder of `settings`, converting or downloading it first if necessary, with the folder
-    of its draft model, which is checked when it is loaded.
+    of its draft model and its scorer, which are checked when they are loaded.
 
     `progress` is called with short lines for people, `watch` with a download's state four times a second; without
     `watch`, `progress` gets a line of it every five seconds. May take minutes. Raises ModelError, in one line with
@@ -38,22 +38,43 @@ def locate(
     settings: Settings, progress: Callable[[str], None], watch: Callable[[Transfer], None] | None = None
 ) -> ModelFolder:
     """Like `resolve`, without the folder's checks: call `folder_checks.check` before loading it. The revision is that
-    of the model, not of its draft model."""
+    of the model, not of its draft model or its scorer."""
     path, name, source = _locate(settings, progress, watch)
-    if settings.draft is None:
-        return ModelFolder(path, name, source, {})
-    alone = replace(settings, model=settings.draft, revision=None, speculate="auto", draft=None)
-    with _of_draft():
-        return ModelFolder(path, name, source, {}, locate(alone, progress, watch))
+    others = {}
+    for param, model in _others(settings).items():
+        with _of(param):
+            others[param] = locate(_alone(settings, model), progress, watch)
+    return ModelFolder(path, name, source, {}, others.get("draft"), others.get("spec_prefill"))
+
+
+def _others(settings: Settings) -> dict[str, str]:
+    """Return the models beside the served one, by the settings that name them."""
+    named = {"draft": settings.draft, "spec_prefill": settings.spec_prefill}
+    return {param: model for param, model in named.items() if model is not None}
+
+
+def _alone(settings: Settings, model: str) -> Settings:
+    """Return the settings for `model` by itself."""
+    keep, least = Settings.spec_prefill_keep, Settings.spec_prefill_min
+    return replace(
+        settings,
+        model=model,
+        revision=None,
+        speculate="auto",
+        draft=None,
+        spec_prefill=None,
+        spec_prefill_keep=keep,
+        spec_prefill_min=least,
+    )
 
 
 def check_named(settings: Settings) -> None:
-    """Raise ModelError when `model` or `draft` is neither the demo, nor a folder, nor has the form of a hub id. Cheap:
-    reads no files and sends no requests."""
+    """Raise ModelError when `model`, `draft` or `spec_prefill` is neither the demo, nor a folder, nor has the form of a
+    hub id. Cheap: reads no files and sends no requests."""
     _check_name(settings.model)
-    if settings.draft is not None:
-        with _of_draft():
-            _check_name(settings.draft)
+    for param, model in _others(settings).items():
+        with _of(param):
+            _check_name(model)
 
 
 def _check_name(model: str) -> None:
@@ -65,12 +86,12 @@ def _check_name(model: str) -> None:
 
 
 @contextmanager
-def _of_draft() -> Iterator[None]:
-    """Name the setting in errors about the draft model."""
+def _of(param: str) -> Iterator[None]:
+    """Name the setting in errors about the model that it names."""
     try:
         yield
     except ModelError as error:
-        raise ModelError(f"`draft` can't be used: {error}", param="draft") from error
+        raise ModelError(f"`{param}` can't be used: {error}", param=param) from error
 
 
 def missing_packages(model: str) -> Problem | None:

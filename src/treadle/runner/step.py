@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -21,9 +21,6 @@ from .sampling.logprobs import Logprobs, PromptScores
 from .sampling.row_drafts import RowDrafts
 from .sampling.sampler import Draw, SamplingRow
 from .vision.row_images import KeyedTokens, RowImages
-
-if TYPE_CHECKING:
-    from .scoring.scorer import ScoringStep
 
 _LONG = 64
 NOT_FINITE = "the model's logits for this request are NaN: its weights do not suit this prompt"
@@ -77,7 +74,7 @@ class Step:
     `propose` the step's result says what they could verify next, and with `observed` the drafter reads hidden states.
 
     Layers of the images `encoded`, by their hashes, are the arrays in `encoding`.
-    `scoring` is what it scores of prompts.
+    `scoring` is what the scorer does in it, if anything.
     """
 
     began: float
@@ -100,7 +97,7 @@ class Step:
     observed: bool = False
     encoded: list[bytes] = field(default_factory=list)
     encoding: list[Any] = field(default_factory=list)
-    scoring: ScoringStep | None = None
+    scoring: Any = None
 
     def failures(self) -> tuple[RowFailure, ...]:
         """Return the rows that can't go on."""

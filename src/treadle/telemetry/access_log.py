@@ -45,6 +45,7 @@ class RequestRecord:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
+    skipped_tokens: int = 0
     wait_s: float | None = None
     ttft_s: float | None = None
     error: str = ""
@@ -72,6 +73,8 @@ class RequestRecord:
             line |= {"prompt_tokens": self.prompt_tokens, "completion_tokens": self.completion_tokens}
         if self.cached_tokens:
             line["cached_tokens"] = self.cached_tokens
+        if self.skipped_tokens:
+            line["skipped_tokens"] = self.skipped_tokens
         if self.wait_s is not None:
             line["wait_s"] = round(self.wait_s, 4)
         if self.ttft_s is not None:

@@ -20,6 +20,7 @@ from .image_metrics import ImageMetrics
 from .key_metrics import KeyCollector, KeySource
 from .logs import log_statistics
 from .response_metrics import ResponsesCollector, ResponsesSource
+from .spec_prefill_metrics import SpecPrefillMetrics
 from .speculation_metrics import SpeculationMetrics
 
 # Seconds. A model on a laptop may take minutes to its first token and a step of a large batch is milliseconds.
@@ -65,6 +66,7 @@ class Metrics:
         self._grammars = _Grammars(self.registry)
         self._speculation = SpeculationMetrics(self.registry)
         self._images = ImageMetrics(self.registry)
+        self._spec_prefill = SpecPrefillMetrics(self.registry)
         self._front()
         self.registry.register(_LogCollector())
 
@@ -215,6 +217,7 @@ class Metrics:
         self._speculation.step(self._last.speculation, now.speculation)
         self._memory.labels("draft_kv").set(now.runner.drafter.kv_bytes)
         self._images.step(self._last, now)
+        self._spec_prefill.step(self._last.spec_prefill, now.spec_prefill)
         self._last = now
         if steps:
             self._step.observe(now.step_s)

@@ -1,4 +1,4 @@
-"""Comparison of two models' tokens: drafts of one are tokens of the other only if each id means the same text."""
+"""Comparison of two models' tokens: what one computes is of use to the other only if each id means the same text."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from .folder import FolderConfig, read_regular
 _MOST_CHARS = 40
 
 
-def check_same_tokens(target: Path, draft: Path) -> None:
+def check_same_tokens(target: Path, draft: Path, param: str = "draft") -> None:
     """Raise ModelError unless the tokenizers in both folders have the same tokens, special ones included, by the same
-    ids. Ids without a token, of padding in the embedding, don't count."""
+    ids. Ids without a token, of padding in the embedding, don't count. `param` is the setting that names the second
+    model."""
     own, other = token_texts(target), token_texts(draft)
     if own == other:
         return
@@ -24,9 +25,9 @@ def check_same_tokens(target: Path, draft: Path) -> None:
     others = f", and {more:,} others differ" if more else ""
     texts = f"{_quoted(other.get(first))} there and {_quoted(own.get(first))} here"
     raise ModelError(
-        f"`draft` {draft.name} has other tokens than {target.name}: id {first} is {texts}{others}: give a smaller "
+        f"`{param}` {draft.name} has other tokens than {target.name}: id {first} is {texts}{others}: give a smaller "
         "model of the same family, or leave it out",
-        param="draft",
+        param=param,
     )
 
 

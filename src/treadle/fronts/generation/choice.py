@@ -81,6 +81,13 @@ class Choice:
         """Tokens of the prompt that were reused from the prefix cache."""
         return self.generation.cached_tokens
 
+    @property
+    def sparse_tokens(self) -> tuple[int, int]:
+        """Tokens of the prompt that were scored, and those that were not left out: 0 and all where the whole prompt is
+        prefilled."""
+        scored = self.generation.scored_tokens
+        return scored, self.generation.kept_tokens if scored else len(self.prompt)
+
     async def pieces(self) -> AsyncGenerator[Piece, None]:
         """Read the choice to its end. The last piece has `finish_reason`. Raises the error that ended the generation,
         after the tokens that came before it."""

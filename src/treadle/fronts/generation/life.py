@@ -62,6 +62,9 @@ class Choices:
         completion_tokens = sum(choice.completion_tokens for choice in self._choices)
         reasoning_tokens = sum(choice.reasoning_tokens for choice in self._choices)
         usage = Usage(self._prompt_tokens, completion_tokens, self.cached_tokens, reasoning_tokens)
+        scored, kept = (sum(kind) for kind in zip(*self._sparse_tokens, strict=True))
+        if scored:
+            usage = replace(usage, scored_tokens=scored, kept_tokens=kept)
         if not self._choices[0].generation.request.prediction:
             return usage
         counts = [choice.draft_tokens for choice in self._choices]
@@ -71,6 +74,15 @@ class Choices:
     @property
     def cached_tokens(self) -> int:
         return sum(choice.cached_tokens for choice in self._choices[:: self.params.n])
+
+    @property
+    def _sparse_tokens(self) -> list[tuple[int, int]]:
+        return [choice.sparse_tokens for choice in self._choices[:: self.params.n]]
+
+    @property
+    def skipped_tokens(self) -> int:
+        """Tokens of prompts that were left out."""
+        return self._prompt_tokens - sum(kept for _, kept in self._sparse_tokens)
 
     @property
     def generated_tokens(self) -> int:
@@ -116,6 +128,7 @@ async def begin(
                     timer.cancel()
                 request.record.completion_tokens = choices.generated_tokens
                 request.record.cached_tokens = choices.cached_tokens
+                request.record.skipped_tokens = choices.skipped_tokens
 
 
 def with_stops(params: ValidatedRequest, text: TextView, request: GenerationRequest) -> ValidatedRequest:

@@ -77,7 +77,9 @@ class WholeChoice:
 class Usage:
     """Token counts of a whole request: each prompt once, the completions of all choices. `reasoning_tokens` are those
     of the completions that are reasoning; 0 where the answers are not read for it. `accepted_tokens` and
-    `rejected_tokens` are draft tokens of a request with a prediction; None for others."""
+    `rejected_tokens` are draft tokens of a request with a prediction; None for others. Of prompts that were prefilled
+    in part `scored_tokens` were scored, and `kept_tokens` are those of all prompts that were not left out; both None
+    where nothing was scored."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -85,3 +87,12 @@ class Usage:
     reasoning_tokens: int = 0
     accepted_tokens: int | None = None
     rejected_tokens: int | None = None
+    scored_tokens: int | None = None
+    kept_tokens: int | None = None
+
+    @property
+    def prompt_details(self) -> dict[str, int]:
+        """Counts of prompts that were prefilled in part; empty where none was."""
+        if self.scored_tokens is None or self.kept_tokens is None:
+            return {}
+        return {"scored_tokens": self.scored_tokens, "kept_tokens": self.kept_tokens}

@@ -326,6 +326,7 @@ SERVER: dict[str, Schema] = {
             "path": STRING,
             "compute": OBJECT_OR_NULL,
             "speculation": OBJECT_OR_NULL,
+            "spec_prefill": OBJECT_OR_NULL,
             "uptime_s": {"type": "number", "minimum": 0},
             "admission": OBJECT,
             "requests": listed(OBJECT),

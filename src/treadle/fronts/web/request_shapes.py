@@ -30,7 +30,7 @@ ALIASED = (
     "seed",
 )
 """Fields of `Sampling` that the validator takes as they are, and that other servers have under other names too."""
-UNALIASED = ("logit_bias", "priority", "cache_salt", "speculate")
+UNALIASED = ("logit_bias", "priority", "cache_salt", "speculate", "spec_prefill")
 """Further fields of `Sampling` that the validator takes as they are."""
 
 
@@ -65,6 +65,9 @@ class Sampling(Strict):
         "Only requests of the same key and salt reuse each other's cached prompts. 1 to 256 characters."
     )
     speculate: bool | None = optional("False drafts no tokens for this answer, which is the same with and without.")
+    spec_prefill: bool | None = optional(
+        "False prefills the whole prompt, where the server has SpecPrefill; true needs that. See `--spec-prefill`."
+    )
     close_at_limit: bool | None = optional(
         "True: where the limit of tokens comes near, only tokens are allowed that complete the JSON or the calls."
     )

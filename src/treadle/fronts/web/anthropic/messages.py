@@ -108,6 +108,7 @@ class ParsedMessages(ParsedConversation):
             stop=stops,
             max_tokens=body.max_tokens,
             speculate=body.speculate,
+            spec_prefill=body.spec_prefill,
         )
 
     def check_against(self, limits: Limits) -> ValidatedRequest:

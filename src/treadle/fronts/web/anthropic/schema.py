@@ -76,6 +76,9 @@ class Messages(Conversation):
     top_p: TopP | None = optional("Sample from the likeliest tokens of this total probability.")
     top_k: TopK | None = optional("Sample from the likeliest k tokens; 0 or -1 is off.")
     speculate: bool | None = optional("False drafts no tokens for this answer, which is the same with and without.")
+    spec_prefill: bool | None = optional(
+        "False prefills the whole prompt, where the server has SpecPrefill; true needs that. See `--spec-prefill`."
+    )
 
 
 def unknown_fields(body: Conversation) -> tuple[str, ...]:

@@ -50,6 +50,7 @@ def usage_json(usage: Usage, limits: AnswerLimits, head: Head) -> dict[str, Any]
         "server_tool_use": None,
         "output_tokens": usage.completion_tokens,
         "output_tokens_details": {"thinking_tokens": usage.reasoning_tokens},
+        **({"input_tokens_details": usage.prompt_details} if usage.prompt_details else {}),
     }
 
 

@@ -29,7 +29,7 @@ LATEST = ":latest"
 
 SHARED = (
     *("model", "format", "options", "think", "logprobs", "top_logprobs"),
-    *("cache_salt", "priority", "speculate", "close_at_limit"),
+    *("cache_salt", "priority", "speculate", "spec_prefill", "close_at_limit"),
 )
 CHAT = (*SHARED, "messages", "tools", "tool_choice", "parallel_tool_calls")
 IGNORED = ("stream", "keep_alive", "truncate", "shift")

@@ -256,7 +256,12 @@ ANSWERS: dict[str, Schema] = {
             "prompt_tokens": COUNT,
             "completion_tokens": COUNT,
             "total_tokens": COUNT,
-            "prompt_tokens_details": shape("Of the prompt's.", {"cached_tokens": COUNT}),
+            "prompt_tokens_details": shape(
+                "Of the prompt's. Those that were scored and kept where it was prefilled in part.",
+                {"cached_tokens": COUNT},
+                scored_tokens=COUNT,
+                kept_tokens=COUNT,
+            ),
             "completion_tokens_details": shape(
                 "Of the completions'; 0 for text completions, which are not read for reasoning.",
                 {"reasoning_tokens": COUNT},

@@ -43,7 +43,12 @@ USAGE = shape(
     "Counts of tokens.",
     {
         "input_tokens": COUNT,
-        "input_tokens_details": shape("Of the input's.", {"cached_tokens": COUNT, "cache_write_tokens": COUNT}),
+        "input_tokens_details": shape(
+            "Of the input's. Those that were scored and kept where it was prefilled in part.",
+            {"cached_tokens": COUNT, "cache_write_tokens": COUNT},
+            scored_tokens=COUNT,
+            kept_tokens=COUNT,
+        ),
         "output_tokens": COUNT,
         "output_tokens_details": shape("Of the output's.", {"reasoning_tokens": COUNT}),
         "total_tokens": COUNT,

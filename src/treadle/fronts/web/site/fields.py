@@ -57,6 +57,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "priority",
         "timeout",
         "speculate",
+        "spec_prefill",
     ),
     "Names that other servers use": (
         "max_new_tokens",
