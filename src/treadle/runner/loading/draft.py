@@ -98,10 +98,10 @@ def divided(
     asked: bool,
     role: Role = DRAFT,
     weight_bytes: int | None = None,
-    most: int | None = None,
+    bounds: tuple[int, int] | None = None,
 ) -> ModelPair:
-    """Divide the memory for caches, of which the second model gets no more than `most` bytes. If it was not asked for,
-    its weights take their part of it, unless they are there already (`weight_bytes` 0)."""
+    """Divide the memory for caches, of which the second model gets bytes within `bounds`. If it was not asked for, its
+    weights take their part of it, unless they are there already (`weight_bytes` 0)."""
     budget, weights = target.kv_budget_bytes, draft.weight_bytes if weight_bytes is None else weight_bytes
     if not budget:
         return ModelPair(target, draft)
@@ -115,7 +115,8 @@ def divided(
             param=role.param,
         )
     part = _part_of_draft(budget, target, draft)
-    part = part if most is None else min(part, most)
+    if bounds is not None:
+        part = min(budget, max(bounds[0], min(part, bounds[1])))
     target = replace(_limited(target, budget - part), draft_budget_bytes=target.draft_budget_bytes + part)
     return ModelPair(target, _limited(draft, part))
 

@@ -46,6 +46,7 @@ def load_scorer(
     rows = min(SCORED_ROWS, int(options.get("max_running", SCORED_ROWS)))
     scorer = loaded or load_second(target, wanted, {**options, "max_running": rows}, SCORER, progress)
     scorer = replace(scorer, name=wanted.name or scorer.name)
+    least = scorer.choice.config.least_memory(rows).nbytes
     longest = min(target.context, scorer.context) + LOOK_AHEAD + _SPARE_TOKENS
     pair = divided(
         target,
@@ -53,7 +54,7 @@ def load_scorer(
         asked=options.get("memory") is not None,
         role=SCORER,
         weight_bytes=None if loaded is None else 0,
-        most=rows * scorer.kv.row_bytes + longest * scorer.kv.token_bytes,
+        bounds=(least, least + longest * scorer.kv.token_bytes),
     )
     pair.target.details["scorer"] = about(pair.draft)
     if scorer.context < target.context:

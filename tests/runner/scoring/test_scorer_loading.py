@@ -1,0 +1,101 @@
+"""A scorer beside the served model: what is refused at the start, and what both have of the memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from tests.runner.families import make_family
+from tests.support.embedding_models import make_qwen3_embedding
+from tests.support.tiny import make_tiny
+from treadle.errors import ConfigError, ModelError
+from treadle.runner.build import build
+from treadle.runner.device import memory
+from treadle.runner.loading.draft import DraftModel
+from treadle.runner.loading.loader import load
+from treadle.runner.loading.scorer import ScorerModel, load_scorer
+
+OPTIONS: dict[str, Any] = {"memory": 64 << 20, "max_running": 6}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("models")
+    make_tiny(made / "target", layers=3)
+    make_tiny(made / "scorer", layers=1, context=512)
+    make_qwen3_embedding(made / "embedder")
+    make_family(made / "mamba", "mamba")
+    return made
+
+
+@pytest.fixture
+def scorer(folders: Path) -> ScorerModel:
+    return ScorerModel(folders / "scorer", "small", 0.3, 256)
+
+
+def test_a_scorer_has_memory_for_one_prompt_of_full_length(folders: Path, scorer: ScorerModel) -> None:
+    pair = load_scorer(load(folders / "target", **OPTIONS), scorer, OPTIONS)
+    least = pair.draft.choice.config.least_memory(4).nbytes
+    assert pair.draft.kv_budget_bytes == least + (512 + 8 + 512) * pair.draft.kv.token_bytes
+    assert pair.target.kv_budget_bytes + pair.draft.kv_budget_bytes == OPTIONS["memory"]
+    assert pair.target.draft_budget_bytes == pair.draft.kv_budget_bytes
+    assert pair.target.details["scorer"].startswith("small (llama, ")
+
+
+def test_a_runner_tells_what_it_scores(folders: Path, scorer: ScorerModel) -> None:
+    runner = build(folders / "target", spec_prefill=scorer, **OPTIONS)
+    can = runner.capabilities().steps.spec_prefill
+    assert (can.scorer, can.keep, can.min_tokens, can.longest) == ("small", 0.3, 256, 504)
+    runner.warm_up()
+    runner.close()
+    assert not build(folders / "target", **OPTIONS).capabilities().steps.spec_prefill.scorer
+
+
+def test_a_model_that_drafts_and_scores_is_loaded_once(folders: Path, scorer: ScorerModel) -> None:
+    draft = DraftModel(scorer.folder, "small")
+    runner = build(folders / "target", draft=draft, spec_prefill=scorer, speculate="draft", **OPTIONS)
+    drafter: Any = runner._speculation.drafter
+    assert runner._scorer is not None
+    assert drafter._drafter._model.module is runner._scorer._model.module
+    assert drafter._drafter._backend is not runner._scorer._backend
+    runner.close()
+
+
+@pytest.mark.parametrize(
+    ("target", "named", "options", "message"),
+    [
+        (
+            "target",
+            "mamba",
+            {},
+            "`spec_prefill` mamba can't score prompts: it has no layer with attention to",
+        ),
+        ("target", "embedder", {}, "`spec_prefill` embedder is an embedding model and generates no text"),
+        ("embedder", "scorer", {}, "embedder generates no text to prefill in part: leave `spec_prefill` out"),
+        ("target", "scorer", {"padded": True}, "target can't prefill a part of a prompt: mlx-lm's caches count"),
+    ],
+)
+def test_models_that_do_not_suit_are_refused(
+    folders: Path, target: str, named: str, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises((ConfigError, ModelError), match=message) as caught:
+        build(folders / target, spec_prefill=ScorerModel(folders / named), **OPTIONS, **options)
+    assert caught.value.param == "spec_prefill"
+
+
+def test_memory_that_is_not_there_is_refused(
+    folders: Path, scorer: ScorerModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = load(folders / "target")
+    monkeypatch.setattr(memory, "usable_bytes", lambda kind: mx.get_active_memory() + 1000)
+    with pytest.raises(ModelError, match=r"`spec_prefill` can't be used: the weights of scorer take .* are free"):
+        load_scorer(target, ScorerModel(scorer.folder), {})
+    monkeypatch.setattr(memory, "usable_bytes", lambda kind: mx.get_active_memory() + 300_000)
+    small = load(folders / "scorer")
+    monkeypatch.undo()
+    with pytest.raises(ConfigError, match=r"weights of the scorer big take .* leave no memory for caches") as caught:
+        load_scorer(small, ScorerModel(folders / "target", "big"), {})
+    assert caught.value.param == "spec_prefill"
