@@ -178,6 +178,13 @@ def test_a_tokenizer_without_the_token_has_a_reason() -> None:
     assert "no token '<|image|>' for images" in why
 
 
+def test_pixtral_as_transformers_has_it_is_no_llava() -> None:
+    config = {"model_type": "llava", "vision_config": {"model_type": "pixtral", "patch_size": 16}}
+    found, why = read_image_settings(config, {}, {}, {"[IMG]": 10}.get)
+    assert found is not None, why
+    assert found.text(Layout(grid=((32, 32),))) == "[IMG][IMG][IMG_BREAK][IMG][IMG][IMG_END]"
+
+
 def test_every_family_has_defaults() -> None:
     for kind in FAMILIES:
         found = settings(kind)

@@ -45,9 +45,11 @@ def read_image_settings(
     """Return the image settings of a folder by its config.json, preprocessor_config.json and processor_config.json, or
     None with the reason. `id_of` returns the id of a token by its text; `names` are the texts of named special tokens
     (`boi_token`, ...)."""
-    kind = config.get("model_type")
-    if not isinstance(config.get("vision_config"), Mapping):
+    kind, vision = config.get("model_type"), config.get("vision_config")
+    if not isinstance(vision, Mapping):
         return None, NO_TOWER
+    if kind == "llava" and vision.get("model_type") == "pixtral":  # as converted by transformers
+        kind = "pixtral"
     if not isinstance(kind, str) or kind not in FAMILIES:
         return None, f"images of models of type '{str(kind)[:64]}' are not served"
     family, fields = FAMILIES[kind]
