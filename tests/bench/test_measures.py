@@ -141,6 +141,12 @@ def test_overload_tells_how_fast_and_how_honestly_it_was_refused() -> None:
     }
 
 
+def test_the_kept_share_shows_where_prompts_were_scored() -> None:
+    round_ = round_of(sample())
+    round_.status = {"sparse scored_tokens": 1000.0, "sparse kept_tokens": 250.0}
+    assert workload_figures("chat c=1", round_) == {"prompt tokens kept": 0.25}
+
+
 def test_speculation_shows_in_every_workload_where_drafts_were_verified() -> None:
     round_ = round_of(sample())
     round_.status = {"draft rows": 10.0, "draft drafted": 40.0, "draft accepted": 30.0}

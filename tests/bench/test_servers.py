@@ -218,6 +218,8 @@ async def test_counters_are_those_of_a_treadle_server_and_none_of_others() -> No
             "draft rows": 0.0,
             "draft drafted": 0.0,
             "draft accepted": 0.0,
+            "sparse scored_tokens": 0.0,
+            "sparse kept_tokens": 0.0,
         }
     with fake_server() as server:
         assert await target_of(server).status() is None

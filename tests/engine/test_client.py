@@ -19,6 +19,7 @@ from treadle.core.messages import (
     Finish,
     FinishReason,
     Output,
+    SpecPrefillCapabilities,
     StepReport,
     Stop,
     Submit,
@@ -29,6 +30,7 @@ from treadle.core.statistics import (
     EngineStatistics,
     PrefixStatistics,
     RunnerStatistics,
+    SpecPrefillStatistics,
     SpeculationStatistics,
 )
 from treadle.core.virtual_queue import Arrival
@@ -887,6 +889,25 @@ async def test_the_status_says_what_became_of_draft_tokens():
     assert (found["acceptance"], found["tokens_per_step"], found["chances"]) == (0.75, 4.0, [0.9, 0.5])
     assert found["match_chances"] == {"2": 0.3}
     assert (found["kv_bytes"], found["backlog"], found["reused_tokens"]) == (4096, 7, 32)
+    await scene.client.stop()
+
+
+@in_loop
+async def test_the_status_says_what_became_of_prompts_that_were_scored():
+    scene = Scene(running=4)
+    assert status_of(scene.client)["spec_prefill"] is None
+    scorer = SpecPrefillCapabilities(scorer="small", keep=0.2, min_tokens=8192, longest=30000)
+    steps = msgspec.structs.replace(CAN.steps, spec_prefill=scorer)
+    await scene.begin(msgspec.structs.replace(CAN, steps=steps))
+    status = status_of(scene.client)
+    assert "spec_prefill" not in status["capabilities"]
+    assert (status["spec_prefill"]["scorer"], status["spec_prefill"]["prompts"]) == ("small", 0)
+    counted = SpecPrefillStatistics(prompts=2, scored_tokens=900, kept_tokens=200, failed=1, reason="no", scoring=3)
+    scene.owner.say(StepReport(step=1, statistics=EngineStatistics(spec_prefill=counted)))
+    await settle()
+    found = status_of(scene.client)["spec_prefill"]
+    assert (found["prompts"], found["scored_tokens"], found["kept_tokens"], found["scoring"]) == (2, 900, 200, 3)
+    assert (found["failed"], found["reason"], found["keep"]) == (1, "no", 0.2)
     await scene.client.stop()
 
 
