@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,7 +27,11 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @in_loop
 async def test_a_long_prompt_is_prefilled_in_part_and_a_call_may_refuse(models: Path) -> None:
-    settings = {"spec_prefill": str(models / "scorer"), "spec_prefill_min": 512, "spec_prefill_keep": 0.5}
+    settings: dict[str, Any] = {
+        "spec_prefill": str(models / "scorer"),
+        "spec_prefill_min": 512,
+        "spec_prefill_keep": 0.5,
+    }
     async with Engine(str(models / "target"), **settings) as engine:
         part = await engine.generate(PROMPT, max_tokens=5, temperature=0)
         whole = await engine.generate(PROMPT, max_tokens=5, temperature=0, spec_prefill=False)
