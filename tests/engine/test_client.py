@@ -770,6 +770,20 @@ async def test_deltas_that_nobody_read_merge_and_a_reader_wakes_for_each_news():
 
 
 @in_loop
+async def test_a_generation_knows_how_much_of_its_prompt_is_prefilled():
+    scene = await Scene().begin()
+    with scene.reserve() as reservation:
+        (generation,) = scene.submit(reservation)
+        scene.admit(generation, prompt_tokens_done=2)
+        assert (generation.scored_tokens, generation.kept_tokens) == (0, 0)
+        scene.say(Output(id=generation.id, scored_tokens=9, kept_tokens=4))
+        scene.say(Output(id=generation.id, tokens=(1,)))
+        assert (generation.scored_tokens, generation.kept_tokens) == (9, 4)
+        scene.finish(generation)
+    await scene.client.stop()
+
+
+@in_loop
 async def test_scores_of_a_prompt_merge_like_tokens_and_come_once():
     scene = await Scene().begin()
     scores = [TokenLogprob(logprob=-float(i)) for i in range(3)]

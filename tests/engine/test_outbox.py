@@ -52,6 +52,8 @@ def _histories() -> st.SearchStrategy[list[StepReport]]:
                         prompt_logprobs=tuple(TokenLogprob(logprob=-float(step)) for _ in range(3 - count)),
                         prompt_tokens_done=draw(st.none() | st.integers(0, 9)),
                         cached_tokens=draw(st.none() | st.integers(0, 9)),
+                        scored_tokens=draw(st.none() | st.integers(0, 9)),
+                        kept_tokens=draw(st.none() | st.integers(0, 9)),
                         finish=finish,
                     )
                 )
@@ -68,13 +70,15 @@ def _seen(reports: list[StepReport]) -> dict[str, tuple[object, ...]]:
     """Return the resulting state of each sequence at the client."""
     known: dict[str, list[object]] = {}
     for output in (output for report in reports for output in report.outputs):
-        row = known.setdefault(output.id, [0, 0.0, (), (), None, None, [], ()])
+        row = known.setdefault(output.id, [0, 0.0, (), (), None, None, [], (), None, None])
         row[0] += output.admitted  # type: ignore[operator]
         row[1] += output.wait_s  # type: ignore[operator]
         row[2] += output.tokens  # type: ignore[operator]
         row[3] += output.logprobs  # type: ignore[operator]
         row[4] = row[4] if output.prompt_tokens_done is None else output.prompt_tokens_done
         row[5] = row[5] if output.cached_tokens is None else output.cached_tokens
+        row[8] = row[8] if output.scored_tokens is None else output.scored_tokens
+        row[9] = row[9] if output.kept_tokens is None else output.kept_tokens
         row[7] += output.prompt_logprobs  # type: ignore[operator]
         if output.finish:
             row[6].append(output.finish)  # type: ignore[attr-defined]
