@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from tests.core.drafting import Engine, Machine
+from tests.core.drafting import MOST, Engine, Machine
 from tests.core.drive import Bench
 from treadle.core.acceptance import FIRST, FIRST_MATCHED, Acceptance, MatchedAcceptance
 from treadle.core.draft_budget import NOTHING_READY
@@ -91,6 +91,14 @@ def test_a_machine_that_was_busy_in_the_warm_up_verifies_nothing_that_does_not_p
 @pytest.mark.parametrize("rows", [1, 4, 32])
 def test_a_server_that_knows_nothing_learns_for_a_fiftieth_of_its_first_tokens(name: str, rows: int) -> None:
     assert ratio(MACHINES[name], rows, 0.0, steps=128) >= 0.98
+
+
+def test_a_server_that_knows_nothing_verifies_few_drafts_first() -> None:
+    free = Machine(0.002, lambda rows, tokens: 0.010)
+    engine = Engine(free, 32, lambda _: 0.0, free.budget())
+    engine.run(40)
+    first = next(plan for plan in engine.plans if plan.verifies)
+    assert sum(row.drafts for row in first.decode) <= MOST
 
 
 def test_a_trial_is_paid_when_it_begins() -> None:

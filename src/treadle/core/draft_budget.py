@@ -55,6 +55,7 @@ class DraftBudget:
     _ratios: dict[int, dict[int, float]] = field(default_factory=dict)
     _plain_left: int = PLAIN_TRIAL_STEPS  # steps of a trial; a server begins with one
     _ends: float = FIRST_ENDS
+    _outcomes: int = 0  # that were observed: a server that knows few verifies few drafts
     _waits: bool = False  # the last choice, with a step in flight, waits for that
     _trial: bool = False  # the last choice was one
 
@@ -109,13 +110,14 @@ class DraftBudget:
         if self.verifies and self._tries_plain(rows, gain):
             return {}
         self.verifies = not in_flight
-        return Counter(seq for _, _, seq in drafts[:count])
+        return Counter(seq for _, _, seq in drafts[: min(count, self.most * (1 + self._outcomes))])
 
     def observe(self, seq: Sequence, match: int, drafted: int, accepted: int) -> None:
         """Learn that of `drafted` draft tokens of `seq`, behind `match` matching ones, the first `accepted` were right,
         and the next one, if any, was not."""
         if seq.acceptance is None:
             seq.acceptance = MatchedAcceptance(self.usual)
+        self._outcomes += 1
         seq.acceptance.of(match).observe(drafted, accepted)
         self.usual.of(match).observe(drafted, accepted)
 
