@@ -16,6 +16,7 @@ from tests.media.pictures import picture, png
 from tests.media.record_pixels import settings_of
 from tests.media.test_pixels import pixels_of
 from tests.support.aio import in_loop
+from tests.support.shared_pixels import left_over
 from treadle import shared_memory
 from treadle.errors import Busy, EngineUnavailable, InvalidRequest, ServerStopping
 from treadle.media import workers as module
@@ -53,11 +54,6 @@ async def refusal(pool: ImageWorkers, data: bytes) -> str:
         await pool.prepare(data)
     assert not left_over()
     return caught.value.message
-
-
-def left_over() -> list[str]:
-    mine = shared_memory.name_of(os.getpid(), 0).removeprefix("/").removesuffix("0")
-    return [name for name in os.listdir(shared_memory.FOLDER) if name.startswith(mine)]
 
 
 @in_loop

@@ -11,7 +11,15 @@ import numpy as np
 
 from treadle import shared_memory
 
-_NUMBERS = itertools.count(1 << 20)
+_FIRST = 1 << 20
+_NUMBERS = itertools.count(_FIRST)
+
+
+def left_over() -> list[str]:
+    """The names of this process's shared memory that is no SharedPixels'."""
+    mine = shared_memory.name_of(os.getpid(), 0).removeprefix("/").removesuffix("0")
+    names = [name for name in os.listdir(shared_memory.FOLDER) if name.startswith(mine)]
+    return [name for name in names if int(name.removeprefix(mine)) < _FIRST]
 
 
 class SharedPixels:

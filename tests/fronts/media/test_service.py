@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from typing import Any
 
 import pytest
@@ -11,6 +10,7 @@ import pytest
 from tests.media.pictures import png
 from tests.support.aio import in_loop
 from tests.support.images import InlineWorkers, data_url, exists, inline_service, vision_text
+from tests.support.shared_pixels import left_over
 from treadle import shared_memory
 from treadle.compose.images import image_service, missing_packages
 from treadle.config import Settings
@@ -180,7 +180,6 @@ async def test_a_server_prepares_images_in_a_process_and_removes_what_others_lef
     with shared_memory.create(left, 4):
         pass
     refused: list[int] = []
-    before = set(os.listdir(shared_memory.FOLDER)) - {left.removeprefix("/")}
     service = image_service(Settings(), Metrics(), lambda: refused.append(1))
     assert service.trouble == ""
     assert service.statistics()["processes"] == 0
@@ -190,8 +189,7 @@ async def test_a_server_prepares_images_in_a_process_and_removes_what_others_lef
     await service.close()
     with pytest.raises(FileNotFoundError), shared_memory.attach(left, 4):
         pass
-    mine = shared_memory.name_of(os.getpid(), 1).removesuffix("1").removeprefix("/")
-    assert not [name for name in {*os.listdir(shared_memory.FOLDER)} - before if name.startswith(mine)]
+    assert not left_over()
 
 
 def test_missing_packages_are_named_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
