@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import signal
-import socket
-import sys
 from typing import Any
 
 import msgspec
 
 from ..environment import without_secrets
 from ..processes import is_stopped
-from ..text.work.fork_server_process import Channel
+from ..text.work.channel import Channel, start_child
 from .messages import Prepare, Prepared, Refused, Start, Started, from_child
 
 START_S = 60.0
@@ -48,21 +45,9 @@ class ImageProcess:
 
     async def start(self) -> None:
         """Start the process and wait until it takes images. Raises OSError where it doesn't."""
-        ours, theirs = socket.socketpair()
-        self._channel = Channel(ours)
-        command = (sys.executable, "-m", self.module, str(theirs.fileno()), str(os.getpid()))
-        quiet = asyncio.subprocess.DEVNULL
+        environment = {**without_secrets(), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        self._process, self._channel = await start_child(self.module, environment)
         try:
-            with theirs:
-                self._process = await asyncio.create_subprocess_exec(
-                    *command,
-                    pass_fds=[theirs.fileno()],
-                    stdin=quiet,
-                    stdout=quiet,
-                    stderr=quiet,
-                    process_group=0,
-                    env={**without_secrets(), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
-                )
             async with asyncio.timeout(START_S):
                 await self._channel.write(self._start)
                 message, _ = await self._channel.read(from_child)

@@ -11,16 +11,17 @@ import contextlib
 import logging
 import os
 import time
-from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from .. import shared_memory
 from ..errors import Busy, EngineUnavailable, InvalidRequest, ServerStopping, TreadleError, from_code
 from ..text.images import AnySettings
 from ..text.work.background_tasks import BackgroundTasks
+from ..text.work.fault_log import LimitedLog
 from ..text.work.item_queue import ItemQueue, QueuedItem, QueueWords
+from ..text.work.work_item import Counters
 from ..units import duration
 from .messages import FULL, Prepare, Prepared, Refused, Start
 from .pixels_memory import Pixels
@@ -34,8 +35,6 @@ CPU_S = 10.0
 LIMIT_S = 30.0
 MIN_WAIT_S = 1.0
 MAX_ATTEMPTS = 2
-MEAN_OVER = 10  # images
-LOG_EVERY_S = 1.0
 WORDS = QueueWords("too many images wait to be read", "no image process came free")
 NO_MEMORY = (
     "the shared memory of this machine is full: send smaller or fewer images (a container gets more of it with "
@@ -54,21 +53,6 @@ class ImageItem(QueuedItem):
     @property
     def size(self) -> int:
         return len(self.data)
-
-
-@dataclass
-class Counters:
-    """Counts since the start. `killed`: processes that an image ended, by the cause; `mean_s`: recent mean time of an
-    image in seconds."""
-
-    done: int = 0
-    refused: int = 0
-    killed: Counter[str] = field(default_factory=Counter)
-    mean_s: float = 0.0
-
-    def record(self, spent_s: float) -> None:
-        self.done += 1
-        self.mean_s += (spent_s - self.mean_s) / min(self.done, MEAN_OVER)
 
 
 def image_workers() -> int:
@@ -106,7 +90,7 @@ class ImageWorkers:
         self._tasks = BackgroundTasks()
         self._busy_count = 0
         self._number = 0
-        self._logged_at = float("-inf")
+        self._log = LimitedLog(clock, log)
         self._closed = False
         self.counters = Counters()
 
@@ -173,7 +157,7 @@ class ImageWorkers:
             try:
                 process = await self._process()
             except OSError as error:
-                self._warn("no image process could be started (%s); images get 503 until one can", error)
+                self._log.write("no image process could be started (%s); images get 503 until one can", error)
                 return EngineUnavailable(f"no image process could be started: {error}", retry_after_s=2.0)
             began = self._clock()
             try:
@@ -213,7 +197,7 @@ class ImageWorkers:
     def _fault(self, lost: Lost) -> InvalidRequest:
         self.counters.killed[lost.how] += 1
         self._on_killed()
-        self._warn("the image process %s on an image, which got 400; the next image gets a new process", lost.how)
+        self._log.write("the image process %s on an image, which got 400; the next image gets a new process", lost.how)
         return InvalidRequest(f"the image process {lost.how} on this image: send another")
 
     def _error_of(self, message: Refused) -> TreadleError:
@@ -225,12 +209,6 @@ class ImageWorkers:
         wait_s = max(1.0, (len(self._queue) + self._busy_count) * self.counters.mean_s / self.most)
         again = "" if why == NO_MEMORY else f"; try again in about {duration(wait_s)}"
         return Busy(f"the server is busy: {why}{again}", retry_after_s=wait_s)
-
-    def _warn(self, text: str, cause: object) -> None:
-        """Log a line, at most one in LOG_EVERY_S seconds: hostile clients must not fill the log."""
-        if self._clock() - self._logged_at >= LOG_EVERY_S:
-            self._logged_at = self._clock()
-            log.warning(text, cause)
 
     def statistics(self) -> dict[str, Any]:
         """Return plain values for `/v1/status`."""

@@ -5,19 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import signal
 import socket
-import sys
 from collections.abc import Callable
-from typing import Any
 
 import msgspec
 
 from ...environment import without_secrets
 from ...errors import ModelError, TreadleError, from_code
+from .channel import Channel, start_child
 from .messages import (
-    HEADER,
     Exited,
     FolderChecked,
     Fork,
@@ -27,7 +24,6 @@ from .messages import (
     Load,
     Loaded,
     LoadFailed,
-    Message,
     Stage,
     frame_start,
     from_server,
@@ -41,43 +37,6 @@ CPU_SLACK = 6.0
 MIN_STAGE_S = 30.0
 END_S = 5.0
 FORK_S = 10.0  # for one fork, which takes milliseconds
-
-
-class Channel:
-    """Frames on a socket, for one reader and one writer on the event loop. `read` raises EOFError at the end of the
-    stream."""
-
-    def __init__(self, sock: socket.socket) -> None:
-        sock.setblocking(False)
-        self.sock = sock
-        self._loop = asyncio.get_running_loop()
-
-    async def write(self, message: Message, payload: bytes = b"") -> None:
-        start = frame_start(message, len(payload))
-        if len(payload) < 65536:
-            await self._loop.sock_sendall(self.sock, start + payload)
-            return
-        await self._loop.sock_sendall(self.sock, start)
-        await self._loop.sock_sendall(self.sock, payload)
-
-    async def read(self, decoder: msgspec.msgpack.Decoder[Any]) -> tuple[Any, bytes]:
-        size, payload_bytes = HEADER.unpack(await self._read_exactly(HEADER.size))
-        rest = await self._read_exactly(size + payload_bytes)
-        view = memoryview(rest)
-        return decoder.decode(view[:size]), bytes(view[size:])
-
-    async def _read_exactly(self, size: int) -> bytearray:
-        data = bytearray(size)
-        view, at = memoryview(data), 0
-        while at < size:
-            count = await self._loop.sock_recv_into(self.sock, view[at:])
-            if not count:
-                raise EOFError
-            at += count
-        return data
-
-    def close(self) -> None:
-        self.sock.close()
 
 
 class ForkServerProcess:
@@ -99,24 +58,7 @@ class ForkServerProcess:
 
     async def start(self) -> None:
         """Start the process; returns before its imports have finished."""
-        ours, theirs = socket.socketpair()
-        self._channel = Channel(ours)
-        command = (sys.executable, "-m", "treadle.text.work.fork_server", str(theirs.fileno()), str(os.getpid()))
-        quiet = asyncio.subprocess.DEVNULL
-        try:
-            with theirs:
-                self._process = await asyncio.create_subprocess_exec(
-                    *command,
-                    pass_fds=[theirs.fileno()],
-                    stdin=quiet,
-                    stdout=quiet,
-                    stderr=quiet,  # the tokenizer library writes there at every panic, that is, once a request
-                    process_group=0,
-                    env=_environment(),
-                )
-        except BaseException:
-            ours.close()
-            raise
+        self._process, self._channel = await start_child("treadle.text.work.fork_server", _environment())
 
     async def load(self, order: Load, on_checked: Callable[[], None]) -> Loaded:
         """Load the model, with a time limit for each stage. `on_checked` is called once the folder has passed

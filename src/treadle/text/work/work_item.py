@@ -8,7 +8,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from ...errors import TreadleError, from_code
-from .fork_server_process import Channel
+from .channel import Channel
 from .item_queue import QueuedItem
 from .messages import Exited, Failed, Order, Speeds
 
@@ -59,7 +59,8 @@ class WorkerHandle:
 
 @dataclass
 class Counters:
-    """Counts since the start; `killed` by stage. `mean_s`: recent mean service time of an item in seconds."""
+    """Counts since the start; processes `killed` by stage or cause. `mean_s`: recent mean service time of an item in
+    seconds."""
 
     done: int = 0
     refused: int = 0
