@@ -5,8 +5,8 @@ A pass keeps them where it is asked to, and only those of layers that see all to
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from ..forward.segments import KvSequence
@@ -32,6 +32,22 @@ class ObservedBackend(Protocol):
     def keys(self, cache: Any, sequence: KvSequence, count: int) -> Any:
         """Return the keys (kv heads, count, D) of the first `count` tokens of a sequence."""
         ...
+
+
+class Observable(Protocol):
+    """The state of a pass, which has a list while it is observed."""
+
+    seen: list[Seen] | None
+
+
+@contextmanager
+def seeing(step: Observable) -> Iterator[list[Seen]]:
+    """Let the pass inside the block, whose state is `step`, add to the list."""
+    step.seen = seen = list[Seen]()
+    try:
+        yield seen
+    finally:
+        step.seen = None
 
 
 def compiled_pass(

@@ -8,8 +8,8 @@ that reuses them copies them once more.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -31,7 +31,7 @@ from ..cost import KvCost
 from ..lookahead import evaluation
 from ..planned_attention import UNPLANNED, prefill_quantum, warm_passes
 from ..recurrent_group import ROW_SLOTS, TEST_SLOTS, RecurrentConfig, RecurrentGroup, RecurrentRow
-from ..seen_queries import Seen
+from ..seen_queries import Seen, seeing
 from ..slot_allocator import SlotTable
 from .buffer import STEP, Buffer
 from .layer import ContiguousLayer, ContiguousPass
@@ -320,13 +320,8 @@ class ContiguousBackend:
         if self._config.narrows and max(wants) == 1 and sum(wants) < batch.count:
             self._step.wanted, self._step.ends = place_last(batch)
 
-    @contextmanager
-    def seeing(self) -> Iterator[list[Seen]]:
-        self._step.seen = seen = list[Seen]()
-        try:
-            yield seen
-        finally:
-            self._step.seen = None
+    def seeing(self) -> AbstractContextManager[list[Seen]]:
+        return seeing(self._step)
 
     def keys(self, cache: int, sequence: KvSequence, count: int) -> Any:
         return sequence.kv.buffers[cache].between(0, count)[0][0]

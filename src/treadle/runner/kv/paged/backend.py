@@ -8,8 +8,8 @@ for the longest sequence, and copy everything when one joins or leaves.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,7 +30,7 @@ from ..backend import MOST_DRAFTS, Clock, Live, WarmLimits, WarmPass
 from ..cache_layout import CacheLayout
 from ..prefix_view import PrefixView
 from ..recurrent_group import RecurrentGroup, RecurrentRow
-from ..seen_queries import Seen
+from ..seen_queries import Seen, seeing
 from .copies import PageCopies
 from .kernels import Kernels
 from .layer import PagedLayer
@@ -288,13 +288,8 @@ class PagedBackend:
         slots = [None if segment.padding else segment.sequence.kv.table.slots for segment in batch.segments]
         self._recurrent.put(*self._step.begin(lines, batch, rows, self._recurrent.begin(batch, slots)))
 
-    @contextmanager
-    def seeing(self) -> Iterator[list[Seen]]:
-        self._step.seen = seen = list[Seen]()
-        try:
-            yield seen
-        finally:
-            self._step.seen = None
+    def seeing(self) -> AbstractContextManager[list[Seen]]:
+        return seeing(self._step)
 
     def keys(self, cache: tuple[Kernels, Pool], sequence: KvSequence, count: int) -> Any:
         (kernels, pool), pages = cache, sequence.kv.table.pages[: -(-count // PAGE)]
