@@ -1,4 +1,4 @@
-"""Whether a draft model fits the model that it is to draft for, without reading weights. Runs in the probe's child."""
+"""Check that a draft model fits the model that it is to draft for, without reading weights, in the probe's child."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What of images a runner supports, and what it tells of them."""
+"""Support of images by a runner: its capabilities, the reason against them, and continuations without images."""
 
 from __future__ import annotations
 
