@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from tests.fronts.web.server import front
 from tests.fronts.web.test_speculation import HI
 from tests.support.aio import in_loop
+from treadle.core.messages import SpecPrefillCapabilities
 
 PATHS: list[tuple[str, dict[str, Any]]] = [
     ("/v1/chat/completions", {"messages": HI}),
@@ -32,3 +34,27 @@ async def test_a_request_can_have_its_whole_prompt_prefilled(path: str, fields: 
         assert refused.status == 400
         assert b"spec_prefill is true, and the server has no model that scores prompts" in refused.body
         assert (await f.post(path, {**fields, "spec_prefill": "no"})).status == 400
+
+
+@pytest.mark.parametrize("scorer", ["", "small"])
+@in_loop
+async def test_the_document_has_what_this_server_accepts(scorer: str) -> None:
+    async with front() as f:
+        can = f.engine.capabilities
+        assert can is not None
+        steps = replace(can.steps, spec_prefill=SpecPrefillCapabilities(scorer=scorer))
+        f.engine.admission.capabilities = replace(can, steps=steps)
+        schemas = f.app.openapi()["components"]["schemas"]
+        described = [
+            one["properties"]["spec_prefill"] for one in schemas.values() if "spec_prefill" in request_fields(one)
+        ]
+        assert len(described) >= 4
+        for field in described:
+            (boolean,) = [kind for kind in field["anyOf"] if kind["type"] == "boolean"]
+            assert boolean == ({"type": "boolean"} if scorer else {"type": "boolean", "const": False})
+
+
+def request_fields(schema: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a request's schema; none of an answer's."""
+    fields: dict[str, Any] = schema.get("properties", {})
+    return fields if "model" in fields and "state" not in fields else {}

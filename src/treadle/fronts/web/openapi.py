@@ -19,7 +19,7 @@ from .json_schemas import COUNT, STRING, Schema, either, listed, ref, shape
 from .openai.answer_schemas import ANSWERS, MESSAGES
 from .responses.documents import EXAMPLES as RESPONSE_EXAMPLES
 from .responses.documents import RESPONSES
-from .schema_limits import ServerFacts, request_schemas
+from .schema_limits import ServerFacts, limit_spec_prefill, request_schemas
 
 JSON = "application/json"
 EVENTS = "text/event-stream"
@@ -70,6 +70,7 @@ def _document(app: FastAPI, facts: ServerFacts) -> Schema:
         name: definition for name, definition in components.get("schemas", {}).items() if name not in VALIDATION
     }
     requests = request_schemas(facts) | anthropic_schemas()
+    limit_spec_prefill(requests, facts)
     components["schemas"] = components_kept | requests | MESSAGES | ANSWERS | RESPONSES | SERVER
     paths = document["paths"]
     paths |= {path: _get_and_head(path, summary) for path, summary in (HOME | HEALTH).items()}

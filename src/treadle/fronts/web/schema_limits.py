@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pydantic.json_schema import models_json_schema
@@ -24,7 +25,8 @@ BOTH: Schema = {
 class ServerFacts:
     """Facts of the running server for the document. `vocabulary`, `context` and `dimensions`, those of embeddings, are
     None until the model is loaded; `places` is the most sequences that one request may ask for, `max_tokens` the
-    operator's cap. `needs_model`: each request must name the model."""
+    operator's cap. `needs_model`: each request must name the model; `spec_prefill`: long prompts may be prefilled in
+    part."""
 
     names: tuple[str, ...]
     places: int
@@ -34,6 +36,14 @@ class ServerFacts:
     vocabulary: int | None = None
     context: int | None = None
     dimensions: int | None = None
+    spec_prefill: bool = False
+
+
+def limit_spec_prefill(requests: Mapping[str, Schema], facts: ServerFacts) -> None:
+    """Let requests, of any dialect, only refuse to be prefilled in part where this server can't do that."""
+    for fields in (schema.get("properties", {}) for schema in requests.values()):
+        if "spec_prefill" in fields and not facts.spec_prefill:
+            _kind(fields["spec_prefill"], "boolean")["const"] = False
 
 
 def request_schemas(facts: ServerFacts) -> dict[str, Schema]:
