@@ -1,14 +1,15 @@
 """Whole models of 20 to 30 billion parameters, served on a GPU: throughput, long prompts beside decoding, and prefixes.
 
     python benchmarks/gpu/whole_models.py OUT [--case qwen3_moe:4 gpt_oss:mxfp4 granitemoehybrid:4] [--folder FOLDER]
-        [--memory 12GiB] [--peer | --only-peer] [--trace] [--seconds 480] [--small]
+        [--memory 12GiB] [--peer | --only-peer] [--trace] [--prepare] [--seconds 480] [--small]
 
 Each case is a family of `family_shapes.WHOLE` and the bits of its weights, random and made on the device. The models
 are made in FOLDER at the same time, and their servers started at the same time, as both mostly wait for the host. Then
 `treadle bench run` measures one server after the other: 1, 8 and 32 clients, a long prompt beside decoders (P3), short
 requests beside it (P4), and agents with a common system prompt (P9). With `--peer` mlx_lm.server follows, with 1, 8
 and 32 clients. With `--trace` our servers' steps are traced and summed up. JSON files are left in OUT. Nothing new is
-begun after `--seconds`. `--small` shows that it works on a CPU.
+begun after `--seconds`. `--prepare` measures nothing: it makes the models and starts each server until it is ready,
+so that a run afterwards on the machine finds its kernels compiled. `--small` shows that it works on a CPU.
 """
 
 from __future__ import annotations
@@ -155,6 +156,9 @@ def serve_ours(cases: list[Case], options: argparse.Namespace) -> None:
     loads = [*CLIENTS, *(load.format(words=words) for load in LONG), AGENTS]
     for case in [case for case in cases if await_ready(case, "/health/ready", options.seconds)]:
         say(f"{case.name} is ready: {status(case)['compute']['summary']}")
+        if options.prepare:
+            stop(case)
+            continue
         if time.monotonic() - BEGAN > options.seconds:
             say(f"{case.name}: no time is left")
             continue
@@ -203,6 +207,7 @@ def main() -> None:
     parser.add_argument("--peer", action="store_true", help="mlx_lm.server afterwards")
     parser.add_argument("--only-peer", action="store_true", help="mlx_lm.server alone")
     parser.add_argument("--trace", action="store_true", help="trace our servers' steps")
+    parser.add_argument("--prepare", action="store_true", help="start the servers alone, so that kernels are compiled")
     parser.add_argument("--seconds", type=float, default=480.0)
     parser.add_argument("--small", action="store_true", help="see that it works, on a CPU")
     parser.add_argument("--make", type=Path, help=argparse.SUPPRESS)
