@@ -6,7 +6,8 @@ the model serves text, and status says why it takes no images.
 
 from __future__ import annotations
 
-from .families import Encoded, VisionFamily, family_of
+from .encoded import Encoded
+from .families import VisionFamily, family_of
 from .library import MlxVlm, NoTower, connect
 from .tower import LazyImage, Tower
 from .weights import load_parts

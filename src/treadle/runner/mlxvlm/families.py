@@ -1,25 +1,20 @@
 """Families of vision models: how mlx-vlm's tower of each is called, and what its features are to the language model.
 
 `encode` runs mlx-vlm's own modules; MLX computes nothing before it is asked to, so `tower` can do that piece by piece.
+Nor does it read anything from the device, which would wait for the step in flight.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import mlx.core as mx
 
-Grid = Sequence[Sequence[int]]
-
-
-class Encoded(NamedTuple):
-    """Features `rows` (m, D) of an image, one for each of its placeholders, and what is added to them behind the first
-    layers of the language model, (m, D) each."""
-
-    rows: Any
-    deepstack: tuple[Any, ...] = ()
+from . import qwen
+from .encoded import Encoded, Grid
+from .walks import flat, gemma4, idefics3, lfm2, pixtral_states
 
 
 @dataclass(frozen=True)
@@ -55,52 +50,23 @@ def family_of(config: Mapping[str, Any]) -> VisionFamily | None:
     return _FAMILIES.get(str(kind))
 
 
-def _qwen2(model: Any, pixels: Any, grid: Grid) -> Encoded:
-    return Encoded(model.vision_tower(pixels, mx.array([list(size) for size in grid])))
-
-
-def _qwen3(model: Any, pixels: Any, grid: Grid) -> Encoded:
-    rows, deepstack = model.vision_tower(pixels, mx.array([list(size) for size in grid]))
-    return Encoded(rows, tuple(deepstack))
-
-
 def _gemma3(model: Any, pixels: Any, grid: Grid) -> Encoded:
     last, _, _ = model.vision_tower(pixels.transpose(0, 2, 3, 1), output_hidden_states=True)
-    return Encoded(_flat(model.multi_modal_projector(last)))
-
-
-def _gemma4(model: Any, pixels: Any, grid: Grid) -> Encoded:
-    return Encoded(_flat(model.embed_vision(model.vision_tower(pixels))))
+    return Encoded(flat(model.multi_modal_projector(last)))
 
 
 def _mistral3(model: Any, pixels: Any, grid: Grid) -> Encoded:
-    *_, states = model.vision_tower(pixels.transpose(0, 2, 3, 1), output_hidden_states=True, image_sizes=grid)
-    return Encoded(_flat(model.multi_modal_projector(_selected(model, states)[0], grid)))
+    selected = _selected(model, pixtral_states(model, pixels))
+    return Encoded(flat(model.multi_modal_projector(selected[0], grid)))
 
 
 def _pixtral(model: Any, pixels: Any, grid: Grid) -> Encoded:
-    *_, states = model.vision_tower(pixels.transpose(0, 2, 3, 1), output_hidden_states=True, image_sizes=grid)
-    return Encoded(_flat(model.multi_modal_projector(_selected(model, states))))
+    return Encoded(flat(model.multi_modal_projector(_selected(model, pixtral_states(model, pixels)))))
 
 
 def _llava(model: Any, pixels: Any, grid: Grid) -> Encoded:
     *_, states = model.vision_tower(pixels.transpose(0, 2, 3, 1), output_hidden_states=True)
-    return Encoded(_flat(model.multi_modal_projector(_selected(model, states))))
-
-
-def _idefics3(model: Any, pixels: Any, grid: Grid) -> Encoded:
-    views, _, height, width = pixels.shape
-    patch = model.config.vision_config.patch_size
-    whole = mx.ones((views, height // patch, width // patch), mx.bool_)
-    last, *_ = model.vision_model(pixels.transpose(0, 2, 3, 1), patch_attention_mask=whole, output_hidden_states=True)
-    return Encoded(_flat(model.connector(last)))
-
-
-def _lfm2(model: Any, pixels: Any, grid: Grid) -> Encoded:
-    shapes = mx.array([list(size) for size in grid])
-    mask = (mx.arange(pixels.shape[1])[None] < mx.prod(shapes, axis=1, keepdims=True)).astype(mx.int32)
-    parts = model.encode_images(pixels, spatial_shapes=shapes, pixel_attention_mask=mask)
-    return Encoded(mx.concatenate(parts))
+    return Encoded(flat(model.multi_modal_projector(_selected(model, states))))
 
 
 def _selected(model: Any, states: Sequence[Any]) -> Any:
@@ -113,26 +79,22 @@ def _selected(model: Any, states: Sequence[Any]) -> Any:
     return chosen[0] if len(chosen) == 1 else mx.concatenate(chosen, axis=-1)
 
 
-def _flat(rows: Any) -> Any:
-    return rows.reshape(-1, rows.shape[-1])
-
-
 def _text(config: Mapping[str, Any]) -> Mapping[str, Any]:
     found = config.get("text_config")
     return found if isinstance(found, Mapping) else {}
 
 
 _PROJECTED = ("vision_tower", "multi_modal_projector")
-_QWEN3 = VisionFamily("qwen3_vl", ("vision_tower",), "blocks", _qwen3, axes=True, casts=True)
+_QWEN3 = VisionFamily("qwen3_vl", ("vision_tower",), "blocks", qwen.encode, axes=True, casts=True)
 _PIXTRAL_BLOCKS = "vision_model.transformer.layers"
 _SIGLIP_BLOCKS = "vision_model.encoder.layers"
 _FAMILIES = {
-    "qwen2_vl": VisionFamily("qwen2_vl", ("vision_tower",), "blocks", _qwen2, axes=True, casts=True),
-    "qwen2_5_vl": VisionFamily("qwen2_5_vl", ("vision_tower",), "blocks", _qwen2, axes=True, casts=True),
+    "qwen2_vl": VisionFamily("qwen2_vl", ("vision_tower",), "blocks", qwen.encode, axes=True, casts=True),
+    "qwen2_5_vl": VisionFamily("qwen2_5_vl", ("vision_tower",), "blocks", qwen.encode, axes=True, casts=True),
     "qwen3_vl": _QWEN3,
-    "qwen3_vl_moe": VisionFamily("qwen3_vl_moe", ("vision_tower",), "blocks", _qwen3, axes=True, casts=True),
-    "qwen3_5": VisionFamily("qwen3_5", ("vision_tower",), "blocks", _qwen3, axes=True, casts=True),
-    "qwen3_5_moe": VisionFamily("qwen3_5_moe", ("vision_tower",), "blocks", _qwen3, axes=True, casts=True),
+    "qwen3_vl_moe": VisionFamily("qwen3_vl_moe", ("vision_tower",), "blocks", qwen.encode, axes=True, casts=True),
+    "qwen3_5": VisionFamily("qwen3_5", ("vision_tower",), "blocks", qwen.encode, axes=True, casts=True),
+    "qwen3_5_moe": VisionFamily("qwen3_5_moe", ("vision_tower",), "blocks", qwen.encode, axes=True, casts=True),
     "gemma3": VisionFamily(
         "gemma3", _PROJECTED, _SIGLIP_BLOCKS, _gemma3, whole=lambda config: True, scaled=True, casts=True
     ),
@@ -140,7 +102,7 @@ _FAMILIES = {
         "gemma4",
         ("vision_tower", "embed_vision"),
         "encoder.layers",
-        _gemma4,
+        gemma4,
         whole=lambda config: _text(config).get("use_bidirectional_attention") == "vision",
         scaled=True,
         pads=True,
@@ -148,8 +110,8 @@ _FAMILIES = {
     "mistral3": VisionFamily("mistral3", _PROJECTED, _PIXTRAL_BLOCKS, _mistral3),
     "pixtral": VisionFamily("pixtral", _PROJECTED, _PIXTRAL_BLOCKS, _pixtral),
     "llava": VisionFamily("llava", _PROJECTED, _SIGLIP_BLOCKS, _llava, casts=True),
-    "smolvlm": VisionFamily("smolvlm", ("vision_model", "connector"), "encoder.layers", _idefics3),
-    "idefics3": VisionFamily("idefics3", ("vision_model", "connector"), "encoder.layers", _idefics3),
-    "lfm2_vl": VisionFamily("lfm2_vl", _PROJECTED, "encoder.layers", _lfm2),
-    "lfm2-vl": VisionFamily("lfm2_vl", _PROJECTED, "encoder.layers", _lfm2),
+    "smolvlm": VisionFamily("smolvlm", ("vision_model", "connector"), "encoder.layers", idefics3),
+    "idefics3": VisionFamily("idefics3", ("vision_model", "connector"), "encoder.layers", idefics3),
+    "lfm2_vl": VisionFamily("lfm2_vl", _PROJECTED, "encoder.layers", lfm2),
+    "lfm2-vl": VisionFamily("lfm2_vl", _PROJECTED, "encoder.layers", lfm2),
 }

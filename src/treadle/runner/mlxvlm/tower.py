@@ -11,45 +11,22 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-import numpy as np
 
-from .families import Encoded, Grid, VisionFamily
+from .encoded import Encoded, Grid
+from .families import VisionFamily
 
 
 class _Noted(nn.Module):  # type: ignore[misc]
-    """A layer of a tower that notes what it returns in `notes`."""
+    """A layer of a tower that adds what it returns to `states`."""
 
-    def __init__(self, block: Any, notes: _Notes) -> None:
+    def __init__(self, block: Any, states: list[Any]) -> None:
         super().__init__()
         self.block = block
-        self._notes = notes
+        self._states = states
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        lengths = kwargs.get("cu_seqlens")
-        if lengths is not None:  # each layer would wait for the device to read it
-            kwargs["cu_seqlens"] = self._notes.on_host(lengths)
-        states = self.block(*args, **kwargs)
-        self._notes.states.append(states)
-        return states
-
-
-class _Notes:
-    """What the layers returned for the image whose graph is being built, and arrays that were read for it."""
-
-    def __init__(self) -> None:
-        self.states: list[Any] = []
-        self._read: list[tuple[Any, Any]] = []
-
-    def on_host(self, array: Any) -> Any:
-        for known, numbers in self._read:
-            if known is array:
-                return numbers
-        self._read.append((array, np.array(array)))
-        return self._read[-1][1]
-
-    def take(self) -> list[Any]:
-        states, self.states, self._read = self.states, [], []
-        return states
+        self._states.append(self.block(*args, **kwargs))
+        return self._states[-1]
 
 
 class LazyImage:
@@ -81,12 +58,12 @@ class Tower:
         self._family = family
         self._dtype = dtype
         self._factor = factor
-        self._notes = _Notes()
+        self._states: list[Any] = []  # of the image whose graph is being built
         first = getattr(model, family.parts[0])
         *path, name = family.blocks.split(".")
         holder = reduce(getattr, path, first)
         blocks = list(getattr(holder, name))
-        setattr(holder, name, [_Noted(block, self._notes) for block in blocks])
+        setattr(holder, name, [_Noted(block, self._states) for block in blocks])
         self.layers = len(blocks)
 
     def image(self, pixels: Any, grid: Grid) -> LazyImage:
@@ -96,7 +73,8 @@ class Tower:
             given = given.astype(self._dtype) if self._family.casts else given
             encoded = self._family.encode(self._model, given, grid)
         finally:
-            states = self._notes.take()
+            states = list(self._states)
+            self._states.clear()
         if len(states) != self.layers:
             raise ValueError(f"{len(states)} of {self.layers} layers of the vision tower are used")
         rows = encoded.rows if self._factor == 1.0 else encoded.rows / self._factor

@@ -1,0 +1,70 @@
+"""Graphs of image features: built without a read from the device, and equal to what mlx-vlm's own towers return."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from tests.runner.vision.asked import VisionModel
+from tests.support.tiny_vision import FAMILIES, SIDE, pixels_of
+from treadle.runner.mlxvlm.qwen import encode
+
+ModelOf = Callable[[str], VisionModel]
+READS = ("item", "tolist", "__int__", "__float__", "__bool__", "__index__", "__array__")
+GRIDS = [[(1, 4, 4)], [(1, 2, 34)], [(1, 10, 14), (1, 6, 2)], [(2, 6, 8)]]
+
+
+@pytest.fixture
+def no_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let every way of reading an array of MLX fail."""
+
+    def fail(*args: Any, **named: Any) -> None:
+        raise AssertionError("an array is read from the device")
+
+    for name in READS:
+        monkeypatch.setattr(mx.array, name, fail)
+    for name in ("eval", "async_eval", "synchronize"):
+        monkeypatch.setattr(mx, name, fail)
+    for name in ("array", "asarray", "where", "stack", "concatenate"):
+        own = getattr(np, name)
+        monkeypatch.setattr(np, name, lambda *args, own=own, **named: _checked(own, fail, args, named))
+
+
+def _checked(own: Any, fail: Any, args: Sequence[Any], named: dict[str, Any]) -> Any:
+    given = [one for arg in args for one in (arg if isinstance(arg, list | tuple) else [arg])]
+    return fail() if any(isinstance(one, mx.array) for one in given) else own(*args, **named)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_graph_of_an_image_is_built_without_a_read(
+    family: str, model_of: ModelOf, request: pytest.FixtureRequest
+) -> None:
+    """Each read would wait for the step in flight."""
+    vision = model_of(family).runner._model.vision
+    assert vision is not None
+    pixels, grid, count = pixels_of(family, 1)
+    request.getfixturevalue("no_reads")
+    image = vision.tower.image(pixels, grid)
+    arrays, features = image.run(vision.tower.layers)
+    assert features is not None
+    assert arrays[0].shape[0] == count
+
+
+@pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
+@pytest.mark.parametrize("grid", GRIDS)
+def test_features_of_a_qwen_tower_are_those_of_mlx_vlm(
+    family: str, grid: list[tuple[int, int, int]], model_of: ModelOf
+) -> None:
+    """Bit for bit: long ones, several in one array, and several frames."""
+    reference = model_of(family).reference
+    patches = sum(frames * rows * columns for frames, rows, columns in grid)
+    pixels = mx.array(np.random.default_rng(1).standard_normal((patches, 6 * SIDE**2), np.float32))
+    made, found = encode(reference, pixels, grid), reference.vision_tower(pixels, mx.array(grid))
+    rows, deepstack = found if isinstance(found, tuple) else (found, [])
+    assert mx.array_equal(made.rows, rows)
+    assert len(made.deepstack) == len(deepstack)
+    assert all(mx.array_equal(one, other) for one, other in zip(made.deepstack, deepstack, strict=True))
