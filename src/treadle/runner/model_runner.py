@@ -36,6 +36,7 @@ from .image_support import no_images, up_to_images, with_images
 from .kv.backend import WarmLimits
 from .loading.model import LoadedModel, build_backend
 from .loading.step_costs import StepCosts, measure
+from .loading.warm_images import warm_up_images
 from .loading.warmup import warm_up, warm_up_pooling
 from .scoring.scorer import Scorer
 from .settler import Settler
@@ -111,7 +112,10 @@ class ModelRunner:
         else:
             drafts = self._speculation.draft_tokens
             limits = WarmLimits(model.max_running, model.context, model.prefill_tokens, drafts)
-            warm_up(self, self._backend.warm_passes(limits), drafts)
+            passes = self._backend.warm_passes(limits)
+            warm_up(self, passes, drafts)
+            if model.vision is not None and not no_images(model, self._backend):
+                warm_up_images(self, model.vision, passes, limits)
             self._costs = measure(self, model)
         self.forget_prefixes()
 

@@ -11,21 +11,26 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 import pytest
+from msgspec.structs import replace as replaced
 
 from tests.runner.backends import Driven, segment
 from tests.runner.looped import Looped
 from tests.runner.paged.models import DIM, KV_HEADS, PAGE, PAGE_BYTES, UNFUSED, VOCABULARY, loaded, make, paged
 from tests.runner.reference import reference
 from tests.support.cuda import ReferenceKernel, ReferenceKernels
+from treadle.core.image import VisionCapabilities
 from treadle.core.messages import Submit
 from treadle.runner.forward.batch_buckets import PROMPT_SIZES
 from treadle.runner.forward.compiled import CompiledPasses
+from treadle.runner.forward.segments import Features
 from treadle.runner.fused.decoder import FusedDecoder
 from treadle.runner.kv.paged import tiling
 from treadle.runner.kv.paged.backend import PagedConfig
 from treadle.runner.kv.paged.memory import uniform
 from treadle.runner.mlxlm import Selection, connect
+from treadle.runner.mlxvlm import Encoded, LazyImage, Picture
 from treadle.runner.model_runner import ModelRunner
+from treadle.runner.vision.model import Vision
 
 PLAIN = ["llama", "llama3", "llama scaled", "llama tied", "llama biased", "llama windowed", "qwen2", "qwen3"]
 PROMPTS = [tuple((7 * i + j * j) % 256 for j in range(n)) for i, n in enumerate((1, 3, 40, 90))]
@@ -261,6 +266,49 @@ def test_what_is_usual_is_compiled_at_the_start() -> None:
         [*[(1, 300, 1)] * 16, (64, 32, 1), (50, 0, 1)],
     ):
         assert launches(rows, *pieces) == 0
+
+
+class BareTower:
+    """A tower of two layers, whose features are zeros."""
+
+    layers = 2
+
+    def count(self, shape: Any, grid: Any) -> int:
+        return 48
+
+    def image(self, pixels: Any, grid: Any) -> LazyImage:
+        rows = mx.zeros((48, 64))
+        return LazyImage([mx.zeros(1), mx.zeros(1)], Encoded(rows, (rows,)))
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_passes_with_images_are_compiled_at_the_start(whole: bool) -> None:
+    """A part of an image, or all of it, with positions of three axes, or tokens that see each other; alone, and beside
+    rows that decode."""
+    module = make("qwen3", rope_scaling={"type": "default", "mrope_section": [12, 11, 9], "mrope_interleaved": True})
+    vision = Vision(
+        BareTower(), 7, VisionCapabilities(layers=2, whole=whole), 1 << 20, 0 if whole else 1, usual=(Picture((1, 1)),)
+    )
+    if not whole:
+        vision = replace(vision, usual=(Picture((1, 1), ((1, 6, 8),)),))
+    runner = ModelRunner(replace(loaded(module, lazy_config(module, 256)), context=300, vision=vision))
+    runner.warm_up()
+    rows = Driven(runner=runner)
+    features = Features(np.arange(4, 52, dtype=np.int32), mx.zeros((48, 64)), [mx.zeros((48, 64))])
+    for count, decoding in ((90, 0), (60, 3), (200, 7)):
+        places = np.arange(count, dtype=np.int32)
+        seen = np.where((places >= 4) & (places < 52), 51, places)
+        axes = np.repeat(places[:, None], 3, axis=1) // [1, 2, 3]
+        columns = {"last_visible": seen} if whole else {"positions": axes.astype(np.int32)}
+        before = Lazy.calls
+        for i in range(1 + decoding):
+            rows.admit(str(i))
+        pieces = [segment(str(i), (5,), 200, wants=1) for i in range(1, 1 + decoding)]
+        pieces.append(replaced(segment("0", (7,) * count, 0), features=features, **columns))
+        mx.eval(rows.compute(pieces, None).arrays)
+        for i in range(1 + decoding):
+            rows.release(str(i))
+        assert Lazy.calls == before, (count, decoding)
 
 
 MIXED = ((1, 700, 1), (1, 90, 1), (130, 0, 1))

@@ -39,22 +39,23 @@ def decoders(count: int, max_tokens: int = 1) -> list[Submit]:
     return [Submit(id=f"warm-up {i}", prompt=(0,), max_tokens=max_tokens, salt=SALT) for i in range(count)]
 
 
-def run_pass(runner: Warmable, one: WarmPass, clock: Clock = time.perf_counter) -> float:
+def run_pass(runner: Warmable, one: WarmPass, clock: Clock = time.perf_counter, whole: Submit | None = None) -> float:
     """Run the steps of one pass: the first chunk of the prompt beside all that decode, then the others alone, or a
-    step in which those that decode verify drafts.
+    step in which those that decode verify drafts. The prompt is that of `whole`, or one of zeros.
 
     Returns their seconds; 0 where a sequence failed, as a rule for lack of memory.
     """
     decoding = decoders(one.decoding, max_tokens=2 + one.drafts)
-    prompt = (0,) * (sum(one.chunks) + 1)
-    whole = Submit(id="warm-up", prompt=prompt, max_tokens=1, prompt_logprobs=one.scored, salt=SALT)
+    if whole is None:
+        prompt = (0,) * (sum(one.chunks) + 1)
+        whole = Submit(id="warm-up", prompt=prompt, max_tokens=1, prompt_logprobs=one.scored, salt=SALT)
     requests = [*decoding, whole] if one.chunks else decoding
     admit = tuple(Admit(request=request) for request in requests)
     decode = tuple(DecodeRow(id=request.id, position=0) for request in decoding)
     try:
         began, start, failed = clock(), 0, False
         for size in one.chunks or (0,):
-            chunk = PrefillChunk(id=whole.id, start=start, count=min(size, len(prompt) - start))
+            chunk = PrefillChunk(id=whole.id, start=start, count=min(size, len(whole.prompt) - start))
             result = runner.execute(StepPlan(step=0, admit=admit, prefill=(chunk,) if size else (), decode=decode))
             admit, decode, start, failed = (), (), start + size, failed or bool(result.failures)
         if one.drafts and not failed:

@@ -15,7 +15,7 @@ from ...core.image import VisionCapabilities
 from ...errors import ModelError
 from ...units import size
 from ..base import Progress
-from ..mlxvlm import NoTower, Tower, VisionFamily, connect, family_of, load_parts
+from ..mlxvlm import NoTower, Picture, Tower, VisionFamily, connect, family_of, load_parts
 from ..vision.model import Vision
 from .config_oddities import read_config
 from .load_errors import model_errors
@@ -28,6 +28,9 @@ MOST_FEATURES = 1 << 30
 _TOKENS = ("image_token_id", "image_token_index")
 _PART = 16
 """One part in this many of the memory for caches is for features, and one for a pass of the tower."""
+_SIDES = (1024, 512)
+"""Sides in pixels of the images that a tower is warmed up with, largest first."""
+_FEW_PATCHES = 64
 _HALF_SPEED = 3
 """Patches at which attention takes as long as the rest, by the size of hidden states: at half the speed of products."""
 
@@ -83,7 +86,18 @@ def _load(model: LoadedModel, family: VisionFamily, folder: Path, config: dict[s
         whole=family.whole(config),
     )
     merge = int(vision.spatial_merge_size) if family.axes else 0
-    return Vision(tower, token, capabilities, MOST_FEATURES // 4, merge, family.pads), nbytes
+    usual = _usual(family, parts.config, model.device)
+    return Vision(tower, token, capabilities, MOST_FEATURES // 4, merge, family.pads, usual), nbytes
+
+
+def _usual(family: VisionFamily, config: Any, device: str) -> tuple[Picture, ...]:
+    """Images to warm up with. On a CPU a small one, or none: the tower itself takes seconds for others, where its
+    operations are compiled in less."""
+    sides = _SIDES if device != "cpu" else (0,)
+    made = dict.fromkeys(family.picture(config, side) for side in sides)
+    if device != "cpu":
+        return tuple(made)
+    return tuple(one for one in made if one.patches(config.vision_config.patch_size) <= _FEW_PATCHES)
 
 
 def _factor(family: VisionFamily, config: Mapping[str, Any], dtype: Any) -> float:

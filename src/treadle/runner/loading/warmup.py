@@ -21,8 +21,7 @@ def warm_up(runner: Warmable, passes: Sequence[WarmPass], drafts: int = 0) -> No
     """Run the KV backend's `passes`, then prefill and decode two sequences, one greedy and one with every stage of
     sampling, and verify up to `drafts` draft tokens of them. Leaves nothing behind, also when it raises."""
     for one in passes:
-        if (seconds := run_pass(runner, one)) > _SLOW_S:
-            _log.info("the first %s took %.0f s", _named(one), seconds)
+        tell_slow(named(one), run_pass(runner, one))
     every = Sampling(temperature=1.0, top_p=0.9, top_k=8, repetition_penalty=1.1)
     requests = [
         Submit(id="warm-up 0", prompt=_PROMPT, max_tokens=8, salt=SALT),
@@ -46,7 +45,13 @@ def warm_up(runner: Warmable, passes: Sequence[WarmPass], drafts: int = 0) -> No
             runner.release(request.id)
 
 
-def _named(one: WarmPass) -> str:
+def tell_slow(name: str, seconds: float) -> None:
+    """Log what took long for the first time."""
+    if seconds > _SLOW_S:
+        _log.info("the first %s took %.0f s", name, seconds)
+
+
+def named(one: WarmPass) -> str:
     """Name a pass for people."""
     decoding = f"step of {one.decoding} sequences" if one.decoding else ""
     drafts = f" with {one.drafts} drafts each" if one.drafts else ""

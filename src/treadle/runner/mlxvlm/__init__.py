@@ -9,7 +9,19 @@ from __future__ import annotations
 from .encoded import Encoded
 from .families import VisionFamily, family_of
 from .library import MlxVlm, NoTower, connect
+from .pictures import Picture
 from .tower import LazyImage, Tower
 from .weights import load_parts
 
-__all__ = ["Encoded", "LazyImage", "MlxVlm", "NoTower", "Tower", "VisionFamily", "connect", "family_of", "load_parts"]
+__all__ = [
+    "Encoded",
+    "LazyImage",
+    "MlxVlm",
+    "NoTower",
+    "Picture",
+    "Tower",
+    "VisionFamily",
+    "connect",
+    "family_of",
+    "load_parts",
+]

@@ -14,6 +14,7 @@ import mlx.core as mx
 
 from . import qwen
 from .encoded import Encoded, Grid
+from .pictures import Picture, of_one_size, of_padded_patches, of_patches, of_pixels, of_pools
 from .walks import flat, gemma4, idefics3, lfm2, pixtral_states
 
 
@@ -25,7 +26,8 @@ class VisionFamily:
     layers. `encode` maps the model, pixels and the grid of an image (`core.image.Image`) to features. `axes`: positions
     of images have three axes. `whole`: tokens of an image see each other, for a configuration. `scaled`: the language
     model multiplies embeddings by the root of their size, and features are not to be. `pads`: parts of the language
-    model that read token ids read 0 for placeholders.
+    model that read token ids read 0 for placeholders. `picture` gives a usual image, for a configuration of mlx-vlm's
+    and a side in pixels.
     """
 
     module: str
@@ -37,6 +39,7 @@ class VisionFamily:
     scaled: bool = False
     pads: bool = False
     casts: bool = False
+    picture: Callable[[Any, int], Picture] = of_one_size
 
 
 def family_of(config: Mapping[str, Any]) -> VisionFamily | None:
@@ -85,16 +88,21 @@ def _text(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 _PROJECTED = ("vision_tower", "multi_modal_projector")
-_QWEN3 = VisionFamily("qwen3_vl", ("vision_tower",), "blocks", qwen.encode, axes=True, casts=True)
+
+
+def _qwen(module: str) -> VisionFamily:
+    return VisionFamily(module, ("vision_tower",), "blocks", qwen.encode, axes=True, casts=True, picture=of_patches)
+
+
 _PIXTRAL_BLOCKS = "vision_model.transformer.layers"
 _SIGLIP_BLOCKS = "vision_model.encoder.layers"
 _FAMILIES = {
-    "qwen2_vl": VisionFamily("qwen2_vl", ("vision_tower",), "blocks", qwen.encode, axes=True, casts=True),
-    "qwen2_5_vl": VisionFamily("qwen2_5_vl", ("vision_tower",), "blocks", qwen.encode, axes=True, casts=True),
-    "qwen3_vl": _QWEN3,
-    "qwen3_vl_moe": VisionFamily("qwen3_vl_moe", ("vision_tower",), "blocks", qwen.encode, axes=True, casts=True),
-    "qwen3_5": VisionFamily("qwen3_5", ("vision_tower",), "blocks", qwen.encode, axes=True, casts=True),
-    "qwen3_5_moe": VisionFamily("qwen3_5_moe", ("vision_tower",), "blocks", qwen.encode, axes=True, casts=True),
+    "qwen2_vl": _qwen("qwen2_vl"),
+    "qwen2_5_vl": _qwen("qwen2_5_vl"),
+    "qwen3_vl": _qwen("qwen3_vl"),
+    "qwen3_vl_moe": _qwen("qwen3_vl_moe"),
+    "qwen3_5": _qwen("qwen3_5"),
+    "qwen3_5_moe": _qwen("qwen3_5_moe"),
     "gemma3": VisionFamily(
         "gemma3", _PROJECTED, _SIGLIP_BLOCKS, _gemma3, whole=lambda config: True, scaled=True, casts=True
     ),
@@ -106,12 +114,13 @@ _FAMILIES = {
         whole=lambda config: _text(config).get("use_bidirectional_attention") == "vision",
         scaled=True,
         pads=True,
+        picture=of_pools,
     ),
-    "mistral3": VisionFamily("mistral3", _PROJECTED, _PIXTRAL_BLOCKS, _mistral3),
-    "pixtral": VisionFamily("pixtral", _PROJECTED, _PIXTRAL_BLOCKS, _pixtral),
+    "mistral3": VisionFamily("mistral3", _PROJECTED, _PIXTRAL_BLOCKS, _mistral3, picture=of_pixels),
+    "pixtral": VisionFamily("pixtral", _PROJECTED, _PIXTRAL_BLOCKS, _pixtral, picture=of_pixels),
     "llava": VisionFamily("llava", _PROJECTED, _SIGLIP_BLOCKS, _llava, casts=True),
     "smolvlm": VisionFamily("smolvlm", ("vision_model", "connector"), "encoder.layers", idefics3),
     "idefics3": VisionFamily("idefics3", ("vision_model", "connector"), "encoder.layers", idefics3),
-    "lfm2_vl": VisionFamily("lfm2_vl", _PROJECTED, "encoder.layers", lfm2),
-    "lfm2-vl": VisionFamily("lfm2_vl", _PROJECTED, "encoder.layers", lfm2),
+    "lfm2_vl": VisionFamily("lfm2_vl", _PROJECTED, "encoder.layers", lfm2, picture=of_padded_patches),
+    "lfm2-vl": VisionFamily("lfm2_vl", _PROJECTED, "encoder.layers", lfm2, picture=of_padded_patches),
 }

@@ -6,6 +6,7 @@ computing those in turn computes the tower piece by piece.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import reduce
 from typing import Any
 
@@ -80,3 +81,9 @@ class Tower:
         rows = encoded.rows if self._factor == 1.0 else encoded.rows / self._factor
         cast = [array.astype(self._dtype) for array in (rows, *encoded.deepstack)]
         return LazyImage(states, Encoded(cast[0], tuple(cast[1:])))
+
+    def count(self, shape: Sequence[int], grid: Grid) -> int:
+        """How many features an image of this shape and grid has."""
+        _, encoded = self.image(mx.zeros(shape), grid).run(self.layers)
+        assert encoded is not None, "all layers give the features"
+        return int(encoded.rows.shape[0])

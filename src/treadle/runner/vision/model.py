@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...core.image import VisionCapabilities
+from ..mlxvlm import Picture
 
 
 @dataclass(frozen=True)
@@ -14,7 +15,7 @@ class Vision:
 
     `image_token` is the id of placeholders. Where `merge` is not 0, positions have three axes, and an image has one row
     of positions for as many rows of patches. With `capabilities.whole` tokens of an image see each other. Where `pads`,
-    placeholders are token 0 to the language model.
+    placeholders are token 0 to the language model. `usual` are images to warm up with.
     """
 
     tower: Any
@@ -23,3 +24,4 @@ class Vision:
     budget: int
     merge: int = 0
     pads: bool = False
+    usual: tuple[Picture, ...] = ()

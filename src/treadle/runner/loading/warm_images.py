@@ -1,0 +1,115 @@
+"""Warm-up with images: pieces of the vision tower, and prompts in which features stand.
+
+The first piece of a tower compiles its operations, and plans its attention for a size. A pass over features, with
+positions of three axes, or in which tokens see others behind them, is another program than that of plain text.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from ... import shared_memory
+from ...core.image import Image
+from ...core.messages import Submit
+from ...core.plan import Admit, Encode, StepPlan
+from ...errors import one_line
+from ..kv.backend import WarmLimits, WarmPass
+from ..mlxvlm import Picture
+from ..vision.model import Vision
+from .synthetic_steps import SALT, Warmable, release, run_pass
+from .warmup import named, tell_slow
+
+_log = logging.getLogger(__name__)
+
+_MEMORY = 9_999_999_999
+"""The number of the shared memory of pixels: no other of this process has it."""
+_FLOAT = 4
+_LONG = 1024
+"""The longest chunk with an image for which passes are compiled ahead."""
+_MOST_PASSES = 80
+
+
+def warm_up_images(runner: Warmable, vision: Vision, passes: Sequence[WarmPass], limits: WarmLimits) -> None:
+    """Encode the usual images of `vision`, and compute chunks of prompts with the first of them as in those of the KV
+    backend's `passes` that have one chunk. Leaves nothing behind, also when it raises. Where there is no shared memory
+    for their pixels, or one can't be encoded, the log says so, and the first request with an image does all this."""
+    for number, picture in enumerate(vision.usual):
+        try:
+            with _pixels(picture) as name:
+                image = _image(vision, picture, name)
+                _warm_up_image(runner, vision, image, passes if number == 0 else (), limits)
+        except (OSError, ValueError) as error:
+            _log.warning("images are not warmed up, and the first one will take longer: %s", _reason(error))
+            return
+
+
+def _reason(error: OSError | ValueError) -> str:
+    return f"there is no shared memory for one ({error.strerror})" if isinstance(error, OSError) else one_line(error)
+
+
+@contextmanager
+def _pixels(picture: Picture) -> Iterator[str]:
+    """The name of shared memory with an image of zeros."""
+    name, size = shared_memory.name_of(os.getpid(), _MEMORY), _FLOAT
+    for side in picture.shape:
+        size *= side
+    with shared_memory.create(name, size):
+        pass
+    try:
+        yield name
+    finally:
+        shared_memory.unlink(name)
+
+
+def _image(vision: Vision, picture: Picture, name: str) -> Image:
+    count = vision.tower.count(picture.shape, picture.grid)
+    return Image(0, count, f"{SALT} {picture}".encode(), name, picture.shape, grid=picture.grid)
+
+
+def _warm_up_image(
+    runner: Warmable, vision: Vision, image: Image, passes: Sequence[WarmPass], limits: WarmLimits
+) -> None:
+    longest = min(limits.context - 1, limits.prefill_tokens or _LONG, _LONG)
+    if image.count >= limits.context or (vision.capabilities.whole and image.count > longest):
+        return
+    request = _request("warm-up image", vision, image, 0)
+    try:
+        tell_slow("image in the vision tower", _encode(runner, request, vision.capabilities.layers))
+        for one in _image_passes(passes, image, longest, whole=vision.capabilities.whole):
+            prompt = _request("warm-up", vision, image, max(0, one.chunks[0] - image.count))
+            tell_slow(f"{named(one)} with an image", run_pass(runner, one, whole=prompt))
+    finally:
+        release(runner, [request])
+
+
+def _request(id_: str, vision: Vision, image: Image, text: int) -> Submit:
+    """A prompt of `text` tokens in front of an image, and one behind it."""
+    placed = Image(text, image.count, image.hash, image.shm, image.shape, grid=image.grid)
+    prompt = (0,) * text + (vision.image_token,) * image.count + (0,)
+    return Submit(id=id_, prompt=prompt, max_tokens=1, images=(placed,), salt=SALT)
+
+
+def _encode(runner: Warmable, request: Submit, layers: int) -> float:
+    """Encode the image of a request that is admitted: a layer by itself, as a step that has little time for it does,
+    and then the others. Return the seconds."""
+    began, first = time.perf_counter(), Encode(request.id, 0, 0, 1)
+    plans = [StepPlan(step=0, admit=(Admit(request=request),), encode=(first,))]
+    if layers > 1:
+        plans.append(StepPlan(step=0, encode=(Encode(request.id, 0, 1, layers - 1),)))
+    for plan in plans:
+        if failures := runner.execute(plan).failures:
+            raise ValueError(failures[0].message)
+    return time.perf_counter() - began
+
+
+def _image_passes(passes: Sequence[WarmPass], image: Image, longest: int, *, whole: bool) -> list[WarmPass]:
+    """Those of `passes` that have one chunk, of up to `longest` tokens; where tokens of an image see each other, only
+    those that the image fits into. One pass where there are none."""
+    least = image.count if whole else 1
+    plain = [one for one in passes if len(one.chunks) == 1 and one.scored is None]
+    fitting = [one for one in plain if least <= one.chunks[0] <= longest]
+    return fitting[:_MOST_PASSES] or [WarmPass(1, (min(image.count, longest),))]

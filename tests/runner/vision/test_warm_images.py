@@ -1,0 +1,118 @@
+"""Warm-up of models with a vision tower: what it runs, and what it leaves."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from errno import ENOSPC
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.runner.vision.asked import Picture, VisionModel
+from tests.support.shared_pixels import SharedPixels
+from tests.support.tiny_vision import FAMILIES, SIDE, pixels_of
+from treadle import shared_memory
+from treadle.core.plan import StepPlan
+from treadle.runner.loading import vision as loading
+from treadle.runner.loading import warm_images
+from treadle.runner.model_runner import ModelRunner
+
+ModelOf = Callable[[str], VisionModel]
+
+
+def planned(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> list[StepPlan]:
+    """The plans that the runner executes from now on."""
+    plans: list[StepPlan] = []
+    own = runner.execute
+
+    def execute(plan: StepPlan) -> Any:
+        plans.append(plan)
+        return own(plan)
+
+    monkeypatch.setattr(runner, "execute", execute)
+    return plans
+
+
+@pytest.mark.parametrize("family", ["qwen3_vl", "gemma3"])
+def test_the_warm_up_encodes_an_image_and_leaves_nothing(
+    family: str, tmp_path: Path, shared: SharedPixels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = VisionModel.make(tmp_path, family, shared)
+    plans = planned(model.runner, monkeypatch)
+    model.runner.warm_up()
+    assert [(one.start, one.count) for plan in plans for one in plan.encode] == [(0, 1), (1, 3)]
+    image = next(admit.request for plan in plans for admit in plan.admit if admit.request.images).images[0]
+    chunks = [chunk for plan in plans for chunk in plan.prefill if plan.admit[-1].request.images]
+    assert [chunk.count for chunk in chunks] == [image.count]
+    found = model.runner.statistics()
+    assert (found.features.stored, found.features.held, found.kv_bytes) == (1, 0, 0)
+    with pytest.raises(FileNotFoundError), shared_memory.attach(image.shm, 1):
+        pass
+    asked = model.ask("a", Picture(1))
+    assert asked.submit.images[0].hash != image.hash
+
+
+def test_where_there_is_no_shared_memory_it_says_so(
+    tmp_path: Path, shared: SharedPixels, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(name: str, size: int) -> None:
+        raise OSError(ENOSPC, os.strerror(ENOSPC))
+
+    model = VisionModel.make(tmp_path, "qwen3_vl", shared)
+    monkeypatch.setattr(shared_memory, "create", full)
+    model.runner.warm_up()
+    reason = "there is no shared memory for one (No space left on device)"
+    assert caplog.messages == [f"images are not warmed up, and the first one will take longer: {reason}"]
+    assert "image" in model.runner.capabilities().modalities
+
+
+def test_a_tower_that_fails_is_told_and_leaves_nothing(
+    tmp_path: Path, shared: SharedPixels, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Text is served all the same."""
+
+    def fail(*args: Any) -> None:
+        raise ValueError("a shape")
+
+    model = VisionModel.make(tmp_path, "qwen3_vl", shared)
+    vision = model.runner._model.vision
+    assert vision is not None
+    monkeypatch.setattr(vision.tower, "image", fail)
+    monkeypatch.setattr(vision.tower, "count", lambda *_: 1)
+    model.runner.warm_up()
+    reason = "an image can't be encoded: a shape"
+    assert caplog.messages == [f"images are not warmed up, and the first one will take longer: {reason}"]
+    assert (model.runner.statistics().kv_bytes, len(model.runner._rows)) == (0, 0)
+    with pytest.raises(FileNotFoundError), shared_memory.attach(name_of_pixels(), 1):
+        pass
+
+
+def name_of_pixels() -> str:
+    return shared_memory.name_of(os.getpid(), warm_images._MEMORY)
+
+
+TOKENS = {
+    **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "qwen3_vl_moe", "mistral3", "llava"), 16),
+    **dict.fromkeys(("gemma3", "gemma4"), 9),
+    **dict.fromkeys(("smolvlm", "idefics3"), 4),
+    "pixtral": 64,
+    "lfm2_vl": 16,
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_usual_images_are_as_a_front_makes_them(family: str, model_of: ModelOf) -> None:
+    """Arrays and grids with as many axes, and as many features as tokens stand for 64 x 64 pixels."""
+    vision = model_of(family).runner._model.vision
+    assert vision is not None
+    config = vision.tower._model.config
+    picture = vision.tower._family.picture(config, 64)
+    pixels, grid, _ = pixels_of(family, 1)
+    assert len(picture.shape) == pixels.ndim
+    assert {len(size) for size in picture.grid} == {len(size) for size in grid}
+    assert vision.tower.count(picture.shape, picture.grid) == TOKENS[family]
+    on_gpu = loading._usual(vision.tower._family, config, "cuda")
+    assert 1 <= len(on_gpu) <= 2
+    assert all(one.patches(SIDE) <= 64 for one in vision.usual)
