@@ -252,7 +252,7 @@ def test_a_pass_of_rows_that_decode_is_put_together_once_for_a_few_numbers_of_ro
 
 
 def test_what_is_usual_is_compiled_at_the_start() -> None:
-    """Rows that decode, prompts alone, and both."""
+    """Rows that decode, prompts alone, and both; and what a cached prefix leaves of a prompt."""
     module = make("llama")
     runner = ModelRunner(replace(loaded(module, lazy_config(module, 256)), context=1024))
     assert runner.capabilities().steps.chunk_sizes == PROMPT_SIZES
@@ -264,6 +264,7 @@ def test_what_is_usual_is_compiled_at_the_start() -> None:
         [(90, 0, 1)],
         [(1, 40, 1), (300, 0, 0)],
         [*[(1, 300, 1)] * 16, (64, 32, 1), (50, 0, 1)],
+        *[[*[(1, 300, 1)] * decoding, (left, 620, 1)] for decoding in (0, 1, 3, 8) for left in (2, 3, 5, 8)],
     ):
         assert launches(rows, *pieces) == 0
 

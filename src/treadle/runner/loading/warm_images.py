@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from ... import shared_memory
+from ...core.chunk_limits import MIN_CHUNK
 from ...core.image import Image
 from ...core.messages import Submit
 from ...core.plan import Admit, Encode, StepPlan
@@ -109,7 +110,7 @@ def _encode(runner: Warmable, request: Submit, layers: int) -> float:
 def _image_passes(passes: Sequence[WarmPass], image: Image, longest: int, *, whole: bool) -> list[WarmPass]:
     """Those of `passes` that have one chunk, of up to `longest` tokens; where tokens of an image see each other, only
     those that the image fits into. One pass where there are none."""
-    least = image.count if whole else 1
+    least = image.count if whole else MIN_CHUNK
     plain = [one for one in passes if len(one.chunks) == 1 and one.scored is None]
     fitting = [one for one in plain if least <= one.chunks[0] <= longest]
     return fitting[:_MOST_PASSES] or [WarmPass(1, (min(image.count, longest),))]

@@ -39,7 +39,7 @@ from .page_allocator import PageAllocator, PageTable
 from .paged_pass import PAGE, LayerKind, PagedPass, table_rows
 from .pool import Pool
 from .tiling import COUNT, FIRST, POSITION
-from .warm_passes import compiled_passes, kernel_passes, verifying_passes
+from .warm_passes import compiled_passes, kernel_passes, short_passes, verifying_passes
 from .window_pages import WindowPages
 
 
@@ -149,6 +149,7 @@ class PagedBackend:
         passes = kernel_passes(self.chunk_sizes, self.blocks * PAGE, limits)
         if self.in_buckets:
             passes += compiled_passes(self.chunk_sizes, PAGE, self.blocks, limits)
+            passes += short_passes(self._step.short, PAGE, self.blocks, limits)
         return [*passes, *verifying_passes(PAGE, self.blocks, limits)]
 
     def least_forced(self, decoding: int) -> int:

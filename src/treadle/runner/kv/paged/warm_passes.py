@@ -39,6 +39,19 @@ def compiled_passes(chunk_sizes: Sequence[int], block: int, blocks: int, limits:
     return [one for one in passes if one.decoding + -(-sum(one.chunks) // block) <= blocks]
 
 
+def short_passes(short: int, block: int, blocks: int, limits: WarmLimits) -> list[WarmPass]:
+    """Short chunks, as what a cached prefix leaves of a prompt: of up to `short` tokens, which are computed with the
+    sequences that decode, alone and beside these. Attention has one program for up to half of `short`."""
+    longest, known = min(short, limits.context - 1), dict[tuple[int, int, bool], WarmPass]()
+    for size in _buckets(decode_bucket, limits.max_running + longest):
+        for count in range(min(size, longest), 1, -1):
+            decoding = size - count
+            if decoding <= limits.max_running:
+                key = size, mixed_bucket(decoding) if decoding else 0, count > short // 2
+                known.setdefault(key, WarmPass(decoding, (count,)))
+    return [one for one in known.values() if one.decoding + -(-one.chunks[0] // block) <= blocks]
+
+
 def verifying_passes(block: int, blocks: int, limits: WarmLimits) -> list[WarmPass]:
     """Batches that verify drafts: of one sequence any number of them, and for each bucket of tokens few drafts of many
     sequences, and more of fewer."""
