@@ -49,7 +49,7 @@ class RunningRow(KvSequence):
 
     @property
     def keys(self) -> Sequence[int]:
-        return self.tokens if self.images is None else KeyedTokens(self.tokens, self.images.images)
+        return self.tokens if self.images is None else KeyedTokens(self.tokens, self.images.keys)
 
 
 @dataclass(slots=True, eq=False)

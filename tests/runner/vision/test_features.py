@@ -169,7 +169,7 @@ def test_images_are_left_until_their_last_token_is_computed() -> None:
 
 def test_keys_take_the_place_of_an_image_s_tokens() -> None:
     tokens = list(PROMPT)
-    keyed = KeyedTokens(tokens, IMAGES)
+    keyed = KeyedTokens(tokens, [(one.start, one.end, one.keys) for one in IMAGES])
     assert len(keyed) == 12
     assert keyed[:3] == [1, 2, IMAGES[0].keys[0]]
     assert keyed[4:11] == [*IMAGES[0].keys[2:], 4, *IMAGES[1].keys]

@@ -16,15 +16,19 @@ from .features import FeatureStore
 from .model import Vision
 from .positions import Numbers, axes_positions, last_visible
 
+Keys = tuple[int, int, tuple[int, ...]]
+
 
 class RowImages:
     """The `images` of a `prompt`. `left` are those whose tokens are not all computed, in order. `positions` (n, 3) are
-    those of the prompt's tokens, where the model has three axes."""
+    those of the prompt's tokens, where the model has three axes. `keys` are the first and last place of each image, and
+    what stands for its tokens where prompts are compared."""
 
     def __init__(self, vision: Vision, prompt: Sequence[int], images: Sequence[Image]) -> None:
         tokens = np.array(prompt, np.int64)
         self.images = images
         self.left = list(images)
+        self.keys: list[Keys] = [(image.start, image.end, image.keys) for image in images]
         self._pads = vision.pads
         self._places = [_places(tokens, image, vision.image_token) for image in images]
         self.positions = axes_positions(len(prompt), images, vision.merge) if vision.merge else None
@@ -95,13 +99,14 @@ def _padded(tokens: Sequence[int], places: Numbers) -> list[int]:
 
 
 class KeyedTokens(Sequence[int]):
-    """View of `tokens` with keys in place of those that stand for images; more may be appended to them meanwhile."""
+    """View of `tokens` with the `keys` of images (`RowImages.keys`) in place of theirs; more tokens may be appended
+    meanwhile."""
 
     __slots__ = ("_spans", "_tokens")
 
-    def __init__(self, tokens: Sequence[int], images: Sequence[Image]) -> None:
+    def __init__(self, tokens: Sequence[int], keys: Sequence[Keys]) -> None:
         self._tokens = tokens
-        self._spans = [(image.start, image.end, image.keys) for image in images]
+        self._spans = keys
 
     def __len__(self) -> int:
         return len(self._tokens)
