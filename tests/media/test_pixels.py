@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import mlx.core as mx
 import numpy as np
 import pytest
 from hypothesis import given
@@ -13,8 +14,9 @@ from hypothesis import strategies as st
 from tests.media.pictures import picture
 from tests.media.record_pixels import FILE, samples, settings_of
 from treadle.errors import InvalidRequest
-from treadle.media.pixels.families import plan_of, write_pixels
+from treadle.media.pixels.families import plan_of, values_of, write_pixels
 from treadle.media.pixels.plan import Plan
+from treadle.runner.mlxvlm.levels import values_of as mlxvlm_values
 from treadle.text.images import Layout
 
 RECORDED = json.loads(FILE.read_text())
@@ -23,9 +25,10 @@ ROUNDING = 1e-6
 
 def pixels_of(settings: Any, width: int, height: int, *, low: bool = False) -> tuple[Any, np.ndarray]:
     plan = plan_of(settings, width, height, low=low)
-    out = np.full(plan.shape, np.nan, np.float32)
-    write_pixels(settings, plan, picture(width, height), out)
-    return plan, out
+    levels = np.full(plan.shape, 77, np.uint8)
+    write_pixels(settings, plan, picture(width, height), levels)
+    values = mlxvlm_values(mx.array(levels), mx.array(values_of(settings)), plan.layout.grid)
+    return plan, np.array(values)
 
 
 @pytest.mark.parametrize("case", RECORDED, ids=lambda case: f"{case['family']}-{'x'.join(map(str, case['size']))}")

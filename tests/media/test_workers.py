@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import mlx.core as mx
 import numpy as np
 import pytest
 
@@ -24,6 +26,7 @@ from treadle.media.messages import Prepare, Prepared, Refused, Start
 from treadle.media.pixels_memory import Pixels
 from treadle.media.process import ImageProcess
 from treadle.media.workers import ImageWorkers
+from treadle.runner.mlxvlm.levels import TABLE, values_of
 from treadle.text.images import Layout
 
 SETTINGS = settings_of("QwenImages", {"min_pixels": 900})
@@ -44,9 +47,11 @@ async def workers(**options: Any) -> AsyncIterator[ImageWorkers]:
 
 def read(pixels: Pixels) -> np.ndarray:
     with shared_memory.attach(pixels.name, pixels.size_bytes) as view:
-        found = np.frombuffer(view, np.float32).reshape(pixels.shape).copy()
+        count = math.prod(pixels.shape)
+        levels = mx.array(np.frombuffer(view, np.uint8, count).reshape(pixels.shape))
+        table = mx.array(np.frombuffer(bytes(view[count:]), np.float32).reshape(TABLE))
     shared_memory.unlink(pixels.name)
-    return found
+    return np.array(values_of(levels, table, pixels.layout.grid))
 
 
 async def refusal(pool: ImageWorkers, data: bytes) -> str:

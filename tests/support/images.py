@@ -17,7 +17,7 @@ from treadle.fronts.media.service import ImageService
 from treadle.fronts.media.store import PixelStore
 from treadle.media.child import prepare
 from treadle.media.messages import Prepare, Start
-from treadle.media.pixels_memory import Pixels
+from treadle.media.pixels_memory import Pixels, bytes_of
 from treadle.media.workers import MEMORY_BYTES, MOST_PIXELS
 from treadle.text import TextModel
 from treadle.text.images.qwen import QwenImages
@@ -87,11 +87,8 @@ def inline_service(*, hosts: Sequence[str] = (), store: PixelStore | None = None
 
 def exists(image: Image) -> bool:
     """Whether the image's pixels are there."""
-    size = 4
-    for side in image.shape:
-        size *= side
     try:
-        with shared_memory.attach(image.shm, size):
+        with shared_memory.attach(image.shm, bytes_of(image.shape)):
             return True
     except FileNotFoundError:
         return False

@@ -16,10 +16,11 @@ class Image(msgspec.Struct, frozen=True, omit_defaults=True):
     """An image of a prompt, whose `count` tokens from `start` on stand for it: placeholders, and those between them.
 
     The preprocessed pixels are an array of `shape` and `dtype`, in C order, at the beginning of the shared memory named
-    `shm`, which outlives the sequence. `grid` has an entry for each view of the image, in the order of the array: its
-    size as the model's family counts it (frames, rows and columns of patches for Qwen-VL, rows and columns of patches
-    or pixels for others, nothing where all images are of one size). `hash` is of the picture and of all that changes
-    its preprocessing: images with equal ones are the same.
+    `shm`, which outlives the sequence. Where they are uint8 they are levels of colours, and behind them is a table
+    (3, 256), float32, of the values that the levels of each channel stand for. `grid` has an entry for each view of the
+    image, in the order of the array: its size as the model's family counts it (frames, rows and columns of patches for
+    Qwen-VL, rows and columns of patches or pixels for others, nothing where all images are of one size). `hash` is of
+    the picture and of all that changes its preprocessing: images with equal ones are the same.
     """
 
     start: int

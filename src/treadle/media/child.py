@@ -7,6 +7,7 @@ a file. It exits when the server's end of the socket closes, or with the server.
 
 from __future__ import annotations
 
+import math
 import signal
 import socket
 import sys
@@ -19,7 +20,7 @@ from ..text.work import limits
 from ..text.work.messages import read, write
 from .decode import decode, open_image, upright_size
 from .messages import FULL, Prepare, Prepared, Refused, Start, Started, prepare_of, start_of
-from .pixels.families import plan_of, write_pixels
+from .pixels.families import plan_of, values_of, write_pixels
 
 
 def prepare(start: Start, order: Prepare, data: bytes) -> Prepared:
@@ -30,9 +31,11 @@ def prepare(start: Start, order: Prepare, data: bytes) -> Prepared:
         raise InvalidRequest("the image is too large for this server's shared memory: make it smaller")
     decoded = decode(image)
     with shared_memory.create(order.name, plan.size_bytes) as view:
-        out = np.frombuffer(view, np.float32).reshape(plan.shape)
+        count = math.prod(plan.shape)
+        out = np.frombuffer(view, np.uint8, count).reshape(plan.shape)
         write_pixels(start.settings, plan, decoded, out)
         del out
+        view[count : plan.size_bytes] = values_of(start.settings).tobytes()
     return Prepared(plan.shape, plan.layout)
 
 

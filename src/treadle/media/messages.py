@@ -37,7 +37,7 @@ class Prepare(Message, frozen=True):
 
 
 class Prepared(Message, frozen=True):
-    """The pixels are in the shared memory: float32, an array of `shape`."""
+    """The pixels are in the shared memory (`pixels_memory.Pixels`), an array of `shape`."""
 
     shape: tuple[int, ...]
     layout: Layout

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 
 from ..text.images import Layout
 
-ITEM_BYTES = 4
+LEVELS = 256
+TABLE_BYTES = 3 * LEVELS * 4
+"""Of the float32 value of each level of each channel."""
 
 
 def bytes_of(shape: tuple[int, ...]) -> int:
-    """Return the bytes of a float32 array."""
-    size = ITEM_BYTES
-    for side in shape:
-        size *= side
-    return size
+    """Return the bytes of levels of this shape, and of the table behind them."""
+    return math.prod(shape) + TABLE_BYTES
 
 
 class Pixels(msgspec.Struct, frozen=True):
-    """Preprocessed pixels: float32, an array of `shape` in shared memory `name`."""
+    """Preprocessed pixels in shared memory `name`: levels of colours, a uint8 array of `shape`, and behind it the table
+    (3, 256), float32, of the values that the levels of each channel stand for."""
 
     name: str
     shape: tuple[int, ...]

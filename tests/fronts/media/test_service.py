@@ -98,7 +98,7 @@ async def test_images_come_by_url_too() -> None:
 
 @in_loop
 async def test_being_busy_is_no_fault_of_the_image() -> None:
-    service = inline_service(store=PixelStore(budget=1 << 20))
+    service = inline_service(store=PixelStore(budget=1 << 18))
     held = await prepared(service, *(needed(png(64, 64, seed), f"{seed}") for seed in range(8)))
     with pytest.raises(Busy):
         await prepared(service, *(needed(png(64, 64, seed), f"{seed}") for seed in range(8, 40)))

@@ -11,27 +11,27 @@ import pytest
 from tests.support.aio import in_loop
 from treadle.errors import Busy, InvalidRequest
 from treadle.fronts.media.store import PixelStore
-from treadle.media.pixels_memory import Pixels
+from treadle.media.pixels_memory import TABLE_BYTES, Pixels
 from treadle.text.images import Layout
 
-KB = 256  # items of a KiB
+ITEMS = (4 << 10) - TABLE_BYTES  # of pixels of 4 KiB
 
 
 class Made:
-    """Makes pixels of a KiB, and remembers which names were removed."""
+    """Makes pixels of 4 KiB, and remembers which names were removed."""
 
     def __init__(self) -> None:
         self.count = 0
         self.removed: list[str] = []
         self.refused = 0
 
-    def store(self, budget: int = 3 << 10) -> PixelStore:
+    def store(self, budget: int = 3 << 12) -> PixelStore:
         def on_refused() -> None:
             self.refused += 1
 
         return PixelStore(budget, self.removed.append, on_refused)
 
-    async def __call__(self, name: str = "", items: int = KB) -> Pixels:
+    async def __call__(self, name: str = "", items: int = ITEMS) -> Pixels:
         self.count += 1
         await asyncio.sleep(0)
         return Pixels(name, (items,), Layout())
@@ -43,10 +43,10 @@ async def test_an_image_that_is_used_twice_at_once_is_made_once() -> None:
     store = made.store()
     found = await asyncio.gather(*(store.take(b"a", lambda: made("a")) for _ in range(3)))
     assert (made.count, {pixels.name for pixels in found}) == (1, {"a"})
-    assert (store.free_bytes, store.hits) == (2 << 10, 2)
+    assert (store.free_bytes, store.hits) == (2 << 12, 2)
     for _ in range(3):
         store.release(b"a")
-    assert (store.free_bytes, made.removed) == (3 << 10, [])
+    assert (store.free_bytes, made.removed) == (3 << 12, [])
     await store.close()
     assert made.removed == ["a"]
 
@@ -62,7 +62,7 @@ async def test_what_was_used_longest_ago_is_removed_first() -> None:
     store.release(b"a")
     await store.take(b"d", lambda: made("d"))
     assert made.removed == ["b"]
-    assert (made.count, store.held_bytes) == (4, 3 << 10)
+    assert (made.count, store.held_bytes) == (4, 3 << 12)
 
 
 @in_loop
@@ -110,7 +110,7 @@ async def test_one_who_leaves_does_not_take_the_image_from_another() -> None:
     first.cancel()
     goes.set()
     assert (await second).name == "a"
-    assert store.free_bytes == 2 << 10
+    assert store.free_bytes == 2 << 12
     with pytest.raises(asyncio.CancelledError):
         await first
 
@@ -146,4 +146,4 @@ async def test_closing_ends_what_is_being_made() -> None:
     await store.close()
     with pytest.raises(asyncio.CancelledError):
         await waiting
-    assert store.statistics() == {"kept": 0, "held_bytes": 0, "limit_bytes": 3 << 10, "hits": 0}
+    assert store.statistics() == {"kept": 0, "held_bytes": 0, "limit_bytes": 3 << 12, "hits": 0}

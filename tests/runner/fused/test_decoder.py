@@ -277,7 +277,7 @@ class BareTower:
     def count(self, shape: Any, grid: Any) -> int:
         return 48
 
-    def image(self, pixels: Any, grid: Any) -> LazyImage:
+    def image(self, pixels: Any, grid: Any, table: Any) -> LazyImage:
         rows = mx.zeros((48, 64))
         return LazyImage([mx.zeros(1), mx.zeros(1)], Encoded(rows, (rows,)))
 

@@ -11,6 +11,7 @@ from treadle.runner.forward.positions import SequencePositions
 from treadle.runner.forward.segments import KvSequence, RowSegment
 from treadle.runner.image_support import up_to_images
 from treadle.runner.mlxvlm import Encoded
+from treadle.runner.mlxvlm.levels import values_of
 from treadle.runner.vision.features import FeatureStore
 from treadle.runner.vision.model import Vision
 from treadle.runner.vision.positions import axes_positions, last_visible
@@ -178,3 +179,21 @@ def test_keys_take_the_place_of_an_image_s_tokens() -> None:
     assert keyed[-2:] == [5, 6]
     assert list(up_to_images(keyed[:5])) == [1, 2]
     assert list(up_to_images([1, 2])) == [1, 2]
+
+
+def test_values_of_levels_are_those_of_the_table() -> None:
+    """Bit for bit, wherever a family's array has the channel; padding behind a view's patches is 0."""
+    chance = np.random.default_rng(0)
+    table = chance.standard_normal((3, 256), np.float32)
+    given, wide = mx.array(table), mx.array(table).astype(mx.bfloat16)
+    pixels = chance.integers(0, 256, (2, 3, 4, 5), np.uint8)
+    expected = np.stack([table[channel][pixels[:, channel]] for channel in range(3)], axis=1)
+    assert np.array_equal(values_of(mx.array(pixels), given, ()), expected)
+    rounded = values_of(mx.array(pixels), wide, ())
+    assert mx.array_equal(rounded, mx.array(expected).astype(mx.bfloat16))
+    patches = pixels.reshape(2, 60)
+    assert np.array_equal(values_of(mx.array(patches), given, ((1, 1, 2),)), expected.reshape(2, 60))
+    views = pixels.transpose(0, 2, 3, 1).reshape(2, 4, 15)
+    behind = expected.transpose(0, 2, 3, 1).reshape(2, 4, 15).copy()
+    behind[0, 2:], behind[1, 3:] = 0.0, 0.0
+    assert np.array_equal(values_of(mx.array(views), given, ((1, 2), (3, 1))), behind)

@@ -79,6 +79,7 @@ class HeldImages:
             hash=digest,
             shm=pixels.name,
             shape=pixels.shape,
+            dtype="uint8",
             grid=pixels.layout.grid,
         )
 

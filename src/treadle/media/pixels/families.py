@@ -16,17 +16,18 @@ from ...text.images.pixtral import PixtralImages
 from ...text.images.qwen import QwenImages
 from . import gemma, idefics, lfm2, llava, pixtral, qwen
 from .plan import Plan
-from .values import Floats
+from .values import Floats, Levels, table_of
 
-_FAMILIES: Mapping[type[ImageSettings], tuple[Callable[..., Plan], Callable[..., None]]] = {
-    QwenImages: (qwen.plan, qwen.write),
-    Gemma3Images: (gemma.plan3, gemma.write3),
-    Gemma4Images: (gemma.plan4, gemma.write4),
-    PixtralImages: (pixtral.plan, pixtral.write),
-    LlavaImages: (llava.plan, llava.write),
-    IdeficsImages: (idefics.plan, idefics.write),
-    Lfm2Images: (lfm2.plan, lfm2.write),
+_FAMILIES: Mapping[type[ImageSettings], tuple[Callable[..., Plan], Callable[..., None], bool]] = {
+    QwenImages: (qwen.plan, qwen.write, False),
+    Gemma3Images: (gemma.plan3, gemma.write3, True),
+    Gemma4Images: (gemma.plan4, gemma.write4, False),
+    PixtralImages: (pixtral.plan, pixtral.write, False),
+    LlavaImages: (llava.plan, llava.write, True),
+    IdeficsImages: (idefics.plan, idefics.write, True),
+    Lfm2Images: (lfm2.plan, lfm2.write, False),
 }
+"""The plan of an image, what writes its levels, and whether their values are scaled in float64."""
 
 
 def plan_of(settings: Any, width: int, height: int, *, low: bool = False) -> Plan:
@@ -35,6 +36,11 @@ def plan_of(settings: Any, width: int, height: int, *, low: bool = False) -> Pla
     return _FAMILIES[type(settings)][0](settings, width, height, low)
 
 
-def write_pixels(settings: Any, plan: Plan, image: Image.Image, out: Floats) -> None:
-    """Write the pixels of an RGB image to `out`, an array of the plan's shape."""
+def write_pixels(settings: Any, plan: Plan, image: Image.Image, out: Levels) -> None:
+    """Write the levels of an RGB image to `out`, an array of the plan's shape."""
     _FAMILIES[type(settings)][1](settings, plan, image, out)
+
+
+def values_of(settings: Any) -> Floats:
+    """Return the value of each level of each channel, (3, 256)."""
+    return table_of(settings, _FAMILIES[type(settings)][2])

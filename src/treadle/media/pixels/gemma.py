@@ -9,7 +9,7 @@ from PIL import Image
 from ...text.images import Layout
 from ...text.images.gemma import Gemma3Images, Gemma4Images
 from .plan import Plan, odd_shape
-from .values import Floats, resized, write_channels
+from .values import Levels, channels, resized
 
 # Gemma 3
 
@@ -21,7 +21,7 @@ def plan3(settings: Gemma3Images, width: int, height: int, low: bool) -> Plan:
     return Plan((views, 3, settings.height, settings.width), Layout((), tiles))
 
 
-def write3(settings: Gemma3Images, plan: Plan, image: Image.Image, out: Floats) -> None:
+def write3(settings: Gemma3Images, plan: Plan, image: Image.Image, out: Levels) -> None:
     """Write the whole image and its parts to `out`."""
     rows, columns = plan.layout.tiles
     boxes = [(0, 0, image.width, image.height)]
@@ -31,7 +31,7 @@ def write3(settings: Gemma3Images, plan: Plan, image: Image.Image, out: Floats) 
         boxes += [(x, y, min(x + width, image.width), min(y + height, image.height)) for x, y in corners]
     for place, box in zip(out, boxes, strict=True):
         part = resized(image.crop(box), settings.width, settings.height, settings.resample)
-        write_channels(part, settings, place, exact=True)
+        place[...] = channels(part)
 
 
 def _crops(settings: Gemma3Images, width: int, height: int) -> tuple[int, int]:
@@ -55,10 +55,10 @@ def plan4(settings: Gemma4Images, width: int, height: int, low: bool) -> Plan:
     return Plan((1, 3, rows, columns), Layout(((rows // settings.patch, columns // settings.patch),)))
 
 
-def write4(settings: Gemma4Images, plan: Plan, image: Image.Image, out: Floats) -> None:
+def write4(settings: Gemma4Images, plan: Plan, image: Image.Image, out: Levels) -> None:
     """Write the image to `out`."""
     _, _, height, width = plan.shape
-    write_channels(resized(image, width, height, 3), settings, out[0], exact=False)
+    out[0] = channels(resized(image, width, height, 3))
 
 
 def _size(settings: Gemma4Images, width: int, height: int, tokens: int) -> tuple[int, int]:

@@ -7,7 +7,7 @@ from PIL import Image
 from ...text.images import Layout
 from ...text.images.idefics import IdeficsImages
 from .plan import Plan
-from .values import Floats, resized, write_channels
+from .values import Levels, channels, resized
 
 LARGEST = 4096
 
@@ -18,7 +18,7 @@ def plan(settings: IdeficsImages, width: int, height: int, low: bool) -> Plan:
     return Plan((rows * columns + 1, 3, settings.tile, settings.tile), Layout((), (rows, columns)))
 
 
-def write(settings: IdeficsImages, plan: Plan, image: Image.Image, out: Floats) -> None:
+def write(settings: IdeficsImages, plan: Plan, image: Image.Image, out: Levels) -> None:
     """Write the squares and the whole image to `out`."""
     tile, (rows, columns) = settings.tile, plan.layout.tiles
     image = resized(image, *_longest(settings, *image.size), settings.resample)
@@ -27,7 +27,7 @@ def write(settings: IdeficsImages, plan: Plan, image: Image.Image, out: Floats) 
     boxes = [(x * tile, y * tile, (x + 1) * tile, (y + 1) * tile) for y in range(rows) for x in range(columns)]
     views = [image.crop(box) for box in boxes] + [resized(image, tile, tile, settings.resample)]
     for place, view in zip(out, views, strict=True):
-        write_channels(view, settings, place, exact=True)
+        place[...] = channels(view)
 
 
 def _tiles(settings: IdeficsImages, width: int, height: int) -> tuple[int, int]:

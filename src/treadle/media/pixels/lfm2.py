@@ -9,7 +9,7 @@ from PIL import Image
 from ...text.images import Layout
 from ...text.images.lfm2 import Lfm2Images
 from .plan import Plan
-from .values import Floats, channels, resized
+from .values import Levels, channels, resized
 
 
 def plan(settings: Lfm2Images, width: int, height: int, low: bool) -> Plan:
@@ -21,7 +21,7 @@ def plan(settings: Lfm2Images, width: int, height: int, low: bool) -> Plan:
     return Plan((len(grid), settings.patches, 3 * settings.patch**2), Layout(grid, (rows, columns)))
 
 
-def write(settings: Lfm2Images, plan: Plan, image: Image.Image, out: Floats) -> None:
+def write(settings: Lfm2Images, plan: Plan, image: Image.Image, out: Levels) -> None:
     """Write the patches of each view to `out`, with zeros behind them."""
     patch, tile, (rows, columns) = settings.patch, settings.tile, plan.layout.tiles
     views = []
@@ -32,7 +32,7 @@ def write(settings: Lfm2Images, plan: Plan, image: Image.Image, out: Floats) -> 
     high, wide = plan.layout.grid[-1]
     views.append(resized(image, wide * patch, high * patch, settings.resample))
     for place, view, (high, wide) in zip(out, views, plan.layout.grid, strict=True):
-        values = channels(view, settings, exact=False).reshape(3, high, patch, wide, patch)
+        values = channels(view).reshape(3, high, patch, wide, patch)
         place[: high * wide] = values.transpose(1, 3, 2, 4, 0).reshape(high * wide, -1)
         place[high * wide :] = 0
 

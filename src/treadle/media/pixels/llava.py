@@ -7,7 +7,7 @@ from PIL import Image
 from ...text.images import Layout
 from ...text.images.llava import LlavaImages
 from .plan import Plan
-from .values import Floats, resized, write_channels
+from .values import Levels, channels, resized
 
 
 def plan(settings: LlavaImages, width: int, height: int, low: bool) -> Plan:
@@ -15,13 +15,13 @@ def plan(settings: LlavaImages, width: int, height: int, low: bool) -> Plan:
     return Plan((1, 3, *settings.shape), Layout())
 
 
-def write(settings: LlavaImages, plan: Plan, image: Image.Image, out: Floats) -> None:
+def write(settings: LlavaImages, plan: Plan, image: Image.Image, out: Levels) -> None:
     """Write the middle of the image to `out`."""
     if settings.pads:
         image = _padded(image, settings)
     image = resized(image, *_size(settings, image.width, image.height), settings.resample)
     height, width = settings.shape
-    write_channels(_middle(image, width, height), settings, out[0], exact=True)
+    out[0] = channels(_middle(image, width, height))
 
 
 def _size(settings: LlavaImages, width: int, height: int) -> tuple[int, int]:

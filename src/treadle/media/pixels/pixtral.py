@@ -8,7 +8,7 @@ from ...text.images import Layout
 from ...text.images.base import LOW_SIDE
 from ...text.images.pixtral import PixtralImages
 from .plan import Plan
-from .values import Floats, resized, write_channels
+from .values import Levels, channels, resized
 
 
 def plan(settings: PixtralImages, width: int, height: int, low: bool) -> Plan:
@@ -21,7 +21,7 @@ def plan(settings: PixtralImages, width: int, height: int, low: bool) -> Plan:
     return Plan((1, 3, rows, columns), Layout(((rows, columns),)))
 
 
-def write(settings: PixtralImages, plan: Plan, image: Image.Image, out: Floats) -> None:
+def write(settings: PixtralImages, plan: Plan, image: Image.Image, out: Levels) -> None:
     """Write the image to `out`."""
     _, _, height, width = plan.shape
-    write_channels(resized(image, width, height, settings.resample), settings, out[0], exact=False)
+    out[0] = channels(resized(image, width, height, settings.resample))

@@ -11,7 +11,7 @@ from ..pixels_memory import bytes_of
 
 @dataclass(frozen=True)
 class Plan:
-    """The pixels are an array of `shape`, float32. `layout` is what the prompt needs to know."""
+    """The pixels are an array of `shape`. `layout` is what the prompt needs to know."""
 
     shape: tuple[int, ...]
     layout: Layout

@@ -10,7 +10,7 @@ from ...text.images import Layout
 from ...text.images.base import LOW_SIDE
 from ...text.images.qwen import QwenImages
 from .plan import Plan, odd_shape
-from .values import Floats, channels, resized
+from .values import Levels, channels, resized
 
 MAX_RATIO = 200
 
@@ -22,11 +22,11 @@ def plan(settings: QwenImages, width: int, height: int, low: bool) -> Plan:
     return Plan((rows * columns, values), Layout(((1, rows, columns),)))
 
 
-def write(settings: QwenImages, plan: Plan, image: Image.Image, out: Floats) -> None:
+def write(settings: QwenImages, plan: Plan, image: Image.Image, out: Levels) -> None:
     """Write the patches of `image` to `out`."""
     _, rows, columns = plan.layout.grid[0]
     patch, merge = settings.patch, settings.merge
-    frame = channels(resized(image, columns * patch, rows * patch, 3), settings, exact=False)
+    frame = channels(resized(image, columns * patch, rows * patch, 3))
     blocks = frame.reshape(3, rows // merge, merge, patch, columns // merge, merge, patch)
     places = out.reshape(rows // merge, columns // merge, merge, merge, 3, settings.temporal, patch, patch)
     places[...] = blocks.transpose(1, 4, 2, 5, 0, 3, 6)[:, :, :, :, :, None]

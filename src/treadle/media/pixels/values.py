@@ -1,4 +1,4 @@
-"""Resizing, and values of pixels for the tower."""
+"""Resizing, levels of pixels, and the tower's value for each level."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from ...text.images.base import ImageSettings
+from ..pixels_memory import LEVELS
 
-Bytes = NDArray[np.uint8]
+Levels = NDArray[np.uint8]
 Floats = NDArray[np.float32]
-LEVELS = 256
 
 
 def resized(image: Image.Image, width: int, height: int, resample: int) -> Image.Image:
@@ -23,18 +23,10 @@ def resized(image: Image.Image, width: int, height: int, resample: int) -> Image
     return image.resize((width, height), Image.Resampling(resample))
 
 
-def write_channels(image: Image.Image, settings: ImageSettings, out: NDArray[Any], *, exact: bool) -> None:
-    """Write the values of an RGB image to `out`, (3, height, width), see `table_of`."""
-    pixels: Bytes = np.asarray(image)
-    for channel, table in enumerate(table_of(settings, exact)):
-        np.take(table, pixels[:, :, channel], out=out[channel])
-
-
-def channels(image: Image.Image, settings: ImageSettings, *, exact: bool) -> Floats:
-    """Return the values of an RGB image, (3, height, width), see `table_of`."""
-    out = np.empty((3, image.height, image.width), np.float32)
-    write_channels(image, settings, out, exact=exact)
-    return out
+def channels(image: Image.Image) -> Levels:
+    """Return the levels of an RGB image, (3, height, width)."""
+    pixels: Levels = np.asarray(image)
+    return pixels.transpose(2, 0, 1)
 
 
 @lru_cache(maxsize=4)

@@ -11,6 +11,9 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from math import prod
+
+from msgspec.structs import replace
 
 from ... import shared_memory
 from ...core.chunk_limits import MIN_CHUNK
@@ -19,7 +22,7 @@ from ...core.messages import Submit
 from ...core.plan import Admit, Encode, StepPlan
 from ...errors import one_line
 from ..kv.backend import WarmLimits, WarmPass
-from ..mlxvlm import Picture
+from ..mlxvlm import TABLE, Picture
 from ..vision.model import Vision
 from .synthetic_steps import SALT, Warmable, release, run_pass
 from .warmup import named, tell_slow
@@ -28,7 +31,6 @@ _log = logging.getLogger(__name__)
 
 _MEMORY = 9_999_999_999
 """The number of the shared memory of pixels: no other of this process has it."""
-_FLOAT = 4
 _LONG = 1024
 """The longest chunk with an image for which passes are compiled ahead."""
 _MOST_PASSES = 80
@@ -54,11 +56,9 @@ def _reason(error: OSError | ValueError) -> str:
 
 @contextmanager
 def _pixels(picture: Picture) -> Iterator[str]:
-    """The name of shared memory with an image of zeros."""
-    name, size = shared_memory.name_of(os.getpid(), _MEMORY), _FLOAT
-    for side in picture.shape:
-        size *= side
-    with shared_memory.create(name, size):
+    """The name of shared memory with an image of zeros, and a table of zeros behind it."""
+    name = shared_memory.name_of(os.getpid(), _MEMORY)
+    with shared_memory.create(name, prod(picture.shape) + 4 * prod(TABLE)):
         pass
     try:
         yield name
@@ -68,7 +68,7 @@ def _pixels(picture: Picture) -> Iterator[str]:
 
 def _image(vision: Vision, picture: Picture, name: str) -> Image:
     count = vision.tower.count(picture.shape, picture.grid)
-    return Image(0, count, f"{SALT} {picture}".encode(), name, picture.shape, grid=picture.grid)
+    return Image(0, count, f"{SALT} {picture}".encode(), name, picture.shape, "uint8", picture.grid)
 
 
 def _warm_up_image(
@@ -89,7 +89,7 @@ def _warm_up_image(
 
 def _request(id_: str, vision: Vision, image: Image, text: int) -> Submit:
     """A prompt of `text` tokens in front of an image, and one behind it."""
-    placed = Image(text, image.count, image.hash, image.shm, image.shape, grid=image.grid)
+    placed = replace(image, start=text)
     prompt = (0,) * text + (vision.image_token,) * image.count + (0,)
     return Submit(id=id_, prompt=prompt, max_tokens=1, images=(placed,), salt=SALT)
 

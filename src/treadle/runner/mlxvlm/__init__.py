@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from .encoded import Encoded
 from .families import VisionFamily, family_of
+from .levels import TABLE
 from .library import MlxVlm, NoTower, connect
 from .pictures import Picture
 from .tower import LazyImage, Tower
 from .weights import load_parts
 
 __all__ = [
+    "TABLE",
     "Encoded",
     "LazyImage",
     "MlxVlm",

@@ -15,6 +15,7 @@ import mlx.nn as nn
 
 from .encoded import Encoded, Grid
 from .families import VisionFamily
+from .levels import values_of
 
 
 class _Noted(nn.Module):  # type: ignore[misc]
@@ -67,11 +68,13 @@ class Tower:
         setattr(holder, name, [_Noted(block, self._states) for block in blocks])
         self.layers = len(blocks)
 
-    def image(self, pixels: Any, grid: Grid) -> LazyImage:
-        """The graph of the features of an image. Raises ValueError where they would not be computed by all layers."""
+    def image(self, pixels: Any, grid: Grid, table: Any | None = None) -> LazyImage:
+        """The graph of the features of an image, whose `pixels` are levels where there is a `table` of their values.
+        Raises ValueError where they would not be computed by all layers."""
         try:
-            given = mx.array(pixels)
+            given = mx.array(pixels if table is None else table)
             given = given.astype(self._dtype) if self._family.casts else given
+            given = given if table is None else values_of(mx.array(pixels), given, grid)
             encoded = self._family.encode(self._model, given, grid)
         finally:
             states = list(self._states)

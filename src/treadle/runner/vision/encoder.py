@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from math import prod
 from typing import Any
 
+import mlx.core as mx
 import numpy as np
 
 from ...core.image import Image
@@ -13,7 +15,7 @@ from ...core.plan import Encode
 from ...core.statistics import FeatureStatistics
 from ...shared_memory import attach
 from ..forward.segments import RowSegment
-from ..mlxvlm import LazyImage
+from ..mlxvlm import TABLE, LazyImage
 from .features import FeatureStore
 from .model import Vision
 from .row_images import RowImages
@@ -66,11 +68,14 @@ class ImageEncoder:
 
     def _begin(self, image: Image) -> LazyImage:
         assert self._vision is not None, "sequences have images where there is a tower"
-        dtype = np.dtype(image.dtype)
-        size = int(np.prod(image.shape)) * dtype.itemsize
-        with attach(image.shm, size) as view:
-            pixels = np.frombuffer(view, dtype).reshape(image.shape).copy()
-        return self._vision.tower.image(pixels, image.grid)  # type: ignore[no-any-return]
+        dtype, count, table = np.dtype(image.dtype), prod(image.shape), None
+        behind = 4 * prod(TABLE) if dtype == np.uint8 else 0
+        size = count * dtype.itemsize
+        with attach(image.shm, size + behind) as view:
+            pixels: Any = mx.array(np.frombuffer(view, dtype, count).reshape(image.shape))
+            if behind:
+                table = np.frombuffer(bytes(view[size : size + behind]), np.float32).reshape(TABLE)
+        return self._vision.tower.image(pixels, image.grid, table)  # type: ignore[no-any-return]
 
     def columns(self, images: RowImages | None, segment: RowSegment) -> RowSegment:
         """The segment with what stands for `images` in it. Raises Stale where features are missing, ValueError where
