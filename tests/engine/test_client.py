@@ -30,6 +30,7 @@ from treadle.core.statistics import (
     EngineStatistics,
     PrefixStatistics,
     RunnerStatistics,
+    ScorerStatistics,
     SpecPrefillStatistics,
     SpeculationStatistics,
 )
@@ -917,11 +918,13 @@ async def test_the_status_says_what_became_of_prompts_that_were_scored():
     assert "spec_prefill" not in status["capabilities"]
     assert (status["spec_prefill"]["scorer"], status["spec_prefill"]["prompts"]) == ("small", 0)
     counted = SpecPrefillStatistics(prompts=2, scored_tokens=900, kept_tokens=200, failed=1, reason="no", scoring=3)
-    scene.owner.say(StepReport(step=1, statistics=EngineStatistics(spec_prefill=counted)))
+    cache = RunnerStatistics(scorer=ScorerStatistics(1, 4096, PrefixStatistics(reused=32)))
+    scene.owner.say(StepReport(step=1, statistics=EngineStatistics(spec_prefill=counted, runner=cache)))
     await settle()
     found = status_of(scene.client)["spec_prefill"]
     assert (found["prompts"], found["scored_tokens"], found["kept_tokens"], found["scoring"]) == (2, 900, 200, 3)
     assert (found["failed"], found["reason"], found["keep"]) == (1, "no", 0.2)
+    assert (found["kv_bytes"], found["reused_tokens"]) == (4096, 32)
     await scene.client.stop()
 
 

@@ -17,6 +17,7 @@ from treadle.core.statistics import (
     FeatureStatistics,
     PrefixStatistics,
     RunnerStatistics,
+    ScorerStatistics,
     SpeculationStatistics,
     VisionStatistics,
 )
@@ -189,9 +190,10 @@ def test_images_are_counted_across_restarts_of_the_engine() -> None:
 def test_draft_tokens_are_counted_across_restarts_of_the_engine() -> None:
     metrics = Metrics()
     now = SpeculationStatistics(steps=2, rows=3, drafted=12, accepted=9, on=True)
-    drafter = RunnerStatistics(drafter=DrafterStatistics(kv_bytes=4096))
-    metrics.step(StepReport(step=1, statistics=EngineStatistics(speculation=now, runner=drafter)))
-    assert 'treadle_memory_bytes{kind="draft_kv"} 4096.0' in metrics.render().decode()
+    caches = RunnerStatistics(drafter=DrafterStatistics(kv_bytes=4096), scorer=ScorerStatistics(kv_bytes=512))
+    metrics.step(StepReport(step=1, statistics=EngineStatistics(speculation=now, runner=caches)))
+    assert metrics.value("treadle_memory_bytes", {"kind": "draft_kv"}) == 4096
+    assert metrics.value("treadle_memory_bytes", {"kind": "scorer_kv"}) == 512
     metrics.step(StepReport(step=2, statistics=EngineStatistics(speculation=now)))
     metrics.restarted()
     later = SpeculationStatistics(steps=1, rows=1, drafted=4, reason="x")

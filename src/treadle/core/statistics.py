@@ -40,6 +40,15 @@ class DrafterStatistics(msgspec.Struct, frozen=True, omit_defaults=True):
     prefix: PrefixStatistics = PrefixStatistics()
 
 
+class ScorerStatistics(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Cache of the scorer of SpecPrefill: `prompts` in it that are being scored, the bytes that they hold, and its
+    prefix cache."""
+
+    prompts: int = 0
+    kv_bytes: int = 0
+    prefix: PrefixStatistics = PrefixStatistics()
+
+
 class FeatureStatistics(msgspec.Struct, frozen=True, omit_defaults=True):
     """Features of images that the runner keeps. Since the owner started: images `stored` and `evicted`. Now: images
     held, and their bytes, of which running sequences need `needed_bytes`."""
@@ -71,6 +80,7 @@ class RunnerStatistics(msgspec.Struct, frozen=True, omit_defaults=True):
     prefix: PrefixStatistics = PrefixStatistics()
     grammars: GrammarStatistics = GrammarStatistics()
     drafter: DrafterStatistics = DrafterStatistics()
+    scorer: ScorerStatistics = ScorerStatistics()
     features: FeatureStatistics = FeatureStatistics()
 
 

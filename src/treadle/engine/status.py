@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from ..core.messages import Capabilities, SpecPrefillCapabilities, SpeculationCapabilities, StepReport
-from ..core.statistics import EngineStatistics, SpecPrefillStatistics
+from ..core.statistics import EngineStatistics
 from .client import EngineClient
 from .deaths import Cause
 from .generation import Generation
@@ -76,7 +76,8 @@ def _speculation_status(can: SpeculationCapabilities, report: StepReport | None)
 
 def _spec_prefill_status(can: SpecPrefillCapabilities, report: StepReport | None) -> dict[str, Any]:
     """Return what scores prompts and which, and what became of them."""
-    found = SpecPrefillStatistics() if report is None else report.statistics.spec_prefill
+    statistics = EngineStatistics() if report is None else report.statistics
+    found, scorer = statistics.spec_prefill, statistics.runner.scorer
     if not can.scorer:
         return {"scorer": None}
     return {
@@ -89,6 +90,8 @@ def _spec_prefill_status(can: SpecPrefillCapabilities, report: StepReport | None
         "scored_tokens": found.scored_tokens,
         "kept_tokens": found.kept_tokens,
         "scoring_s": round(found.scoring_s, 3),
+        "kv_bytes": scorer.kv_bytes,
+        "reused_tokens": scorer.prefix.reused,
         "failed": found.failed,
         "reason": found.reason,
     }

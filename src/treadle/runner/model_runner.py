@@ -22,7 +22,7 @@ from ..core.grammar_state import NO_GRAMMARS, GrammarStatus
 from ..core.image import keyed
 from ..core.messages import BlockEvent, Capabilities, Constraint, SpecPrefillCapabilities, Submit
 from ..core.plan import Admit, DecodeRow, DraftTrial, PrefillChunk, RowScores, StepPlan, StepResult
-from ..core.statistics import RunnerStatistics
+from ..core.statistics import RunnerStatistics, ScorerStatistics
 from ..grammar.compiler import GrammarCompiler
 from .admission import Admission
 from .base import Job, JobContext
@@ -243,6 +243,7 @@ class ModelRunner:
             prefix=self._backend.statistics(),
             grammars=self._grammars.statistics,
             drafter=self._speculation.statistics(),
+            scorer=ScorerStatistics() if self._scorer is None else self._scorer.statistics(),
             features=self._images.statistics(),
         )
 

@@ -216,6 +216,7 @@ class Metrics:
         self._grammars.step(self._last.runner.grammars, now.runner.grammars)
         self._speculation.step(self._last.speculation, now.speculation)
         self._memory.labels("draft_kv").set(now.runner.drafter.kv_bytes)
+        self._memory.labels("scorer_kv").set(now.runner.scorer.kv_bytes)
         self._images.step(self._last, now)
         self._spec_prefill.step(self._last.spec_prefill, now.spec_prefill)
         self._last = now

@@ -65,7 +65,6 @@ def kept(one: Looped, id_: str) -> tuple[int | None, int | None]:
 
 
 def assert_nothing_is_held(one: Looped) -> None:
-    scorer = one.runner._scorer
-    assert scorer is not None
-    assert (scorer.held, scorer.kv_bytes(), one.runner._backend.kv_bytes()) == (0, 0, 0)
+    held = one.runner.statistics()
+    assert (held.scorer.prompts, held.scorer.kv_bytes, held.kv_bytes) == (0, 0, 0)
     assert not one.runner._rows

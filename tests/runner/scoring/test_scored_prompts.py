@@ -181,10 +181,10 @@ def test_a_scorer_computes_a_common_prefix_once(tiny: Tiny, small: LoadedModel) 
     one = looped(tiny("llama"), scorer)
     one.run(Submit("a", LONG, 3))
     assert scorer.match(Submit("b", LONG, 3)) > 400
-    before = scorer.prefix_statistics().reused
+    before = scorer.statistics().prefix.reused
     tokens = one.run(Submit("b", LONG, 3))
     assert tokens["a"] == tokens["b"]
-    assert scorer.prefix_statistics().reused - before > 400
+    assert scorer.statistics().prefix.reused - before > 400
     one.runner.forget_prefixes()
     assert scorer.match(Submit("b", LONG, 3)) == 0
 
@@ -331,7 +331,8 @@ def test_a_scorer_is_warmed_up_and_leaves_nothing(small: LoadedModel, tiny: Tiny
     for model in (small, loaded(make("qwen3"), paged(make("qwen3")))):
         scorer = scorer_of(model)
         scorer.warm_up()
-        assert (scorer.held, scorer.kv_bytes(), scorer.prefix_statistics().held) == (0, 0, 0)
+        held = scorer.statistics()
+        assert (held.prompts, held.kv_bytes, held.prefix.held) == (0, 0, 0)
         scorer.close()
 
 

@@ -23,7 +23,7 @@ import numpy as np
 from ...core.messages import SpecPrefillCapabilities, Submit
 from ...core.plan import RowKept, ScoreChunk
 from ...core.sparse_prompt import COMPARING_UNITS, LOOK_AHEAD
-from ...core.statistics import PrefixStatistics
+from ...core.statistics import ScorerStatistics
 from ...errors import ConfigError, one_line
 from ..base import RunnerBroken
 from ..device.owner_thread import OutOfMemory, mlx_runtime
@@ -315,18 +315,9 @@ class Scorer:
         """Clear the scorer's prefix cache."""
         self._backend.reset()
 
-    def kv_bytes(self) -> int:
-        """Bytes that prompts hold in the scorer's cache."""
-        return self._backend.kv_bytes()
-
-    def prefix_statistics(self) -> PrefixStatistics:
-        """Counters of the scorer's prefix cache."""
-        return self._backend.statistics()
-
-    @property
-    def held(self) -> int:
-        """Prompts that are being scored."""
-        return len(self._prompts)
+    def statistics(self) -> ScorerStatistics:
+        """Return what the scorer's cache holds."""
+        return ScorerStatistics(len(self._prompts), self._backend.kv_bytes(), self._backend.statistics())
 
     def close(self) -> None:
         """Free everything."""
