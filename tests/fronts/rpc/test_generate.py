@@ -10,7 +10,8 @@ import pytest
 from tests.fronts.rpc.worker import PROMPT, WIRES, refused, until, worker
 from tests.fronts.web.server import ANSWER, forever, says
 from tests.support.aio import in_loop
-from tests.support.bytes_text import EOS, VOCABULARY
+from tests.support.answers import Answers
+from tests.support.bytes_text import EOS, VOCABULARY, bytes_text
 
 both = pytest.mark.parametrize("name", WIRES)
 
@@ -154,6 +155,19 @@ async def test_several_choices_have_their_own_ends_and_seeds() -> None:
             tokens = [t for chunk in answer.chunks if chunk.index == index for t in chunk.token_ids]
             assert bytes(tokens[:-1]) == ANSWER.encode()
         assert len({request.sampling.seed for request in w.runner.seen}) == 3
+
+
+@in_loop
+async def test_the_end_of_a_choice_counts_its_draft_tokens() -> None:
+    text = bytes_text()
+    async with worker(Answers(text, ANSWER, steps=(3,)), text=text) as w:
+        for stream in (True, False):
+            end = (await w.vllm.answer(f"r{stream}", stream=stream)).end
+            assert 0 < end.spec_accepted_tokens < end.spec_draft_tokens
+            assert end.completion_tokens == len(ANSWER) + 1
+    async with worker() as w:
+        end = (await w.vllm.answer()).end
+        assert (end.spec_accepted_tokens, end.spec_draft_tokens) == (0, 0)
 
 
 @both

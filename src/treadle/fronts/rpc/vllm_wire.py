@@ -138,7 +138,7 @@ class VllmEngine(EngineService, vllm_engine_pb2_grpc.VllmEngineServicer):  # typ
 
 
 class VllmWriter(MessageWriter):
-    """Writer whose chunks count new tokens alone, and whose ends may name a stop string."""
+    """Writer whose chunks count new tokens alone, and whose ends may name a stop string and count draft tokens."""
 
     def counted(self, choice: Choice, piece: Piece) -> int:
         return len(piece.tokens)
@@ -155,10 +155,12 @@ class VllmWriter(MessageWriter):
         )
         return {"input_logprobs": entries}
 
-    def stopped(self, piece: Piece) -> dict[str, Any]:
+    def ending(self, choice: Choice, piece: Piece) -> dict[str, Any]:
+        accepted, rejected = choice.draft_tokens
+        drafts = {"spec_accepted_tokens": accepted, "spec_draft_tokens": accepted + rejected}
         if piece.stop_string is not None:
-            return {"matched_stop_str": piece.stop_string}
-        return {"matched_token_id": piece.stop_token_id}
+            return {"matched_stop_str": piece.stop_string, **drafts}
+        return {"matched_token_id": piece.stop_token_id, **drafts}
 
 
 def _media(request: Any) -> tuple[ImageSource, ...]:

@@ -38,7 +38,7 @@ class MessageWriter:
             output_logprobs=self._logprobs(whole.tokens, whole.logprobs),
             **self.scores(choice, whole.prompt_logprobs),
             **_counts(choice),
-            **self.stopped(piece),
+            **self.ending(choice, piece),
         )
         return self._messages.GenerateResponse(complete=complete)
 
@@ -55,8 +55,8 @@ class MessageWriter:
         """The field of the prompt's log-probabilities, on the wire that has one."""
         return {}
 
-    def stopped(self, piece: Piece) -> dict[str, Any]:
-        """The field of the token or string that stopped a choice."""
+    def ending(self, choice: Choice, piece: Piece) -> dict[str, Any]:
+        """The fields that the end of a choice has beside those of both wires: the token or string that stopped it."""
         return {"matched_stop_token_id": piece.stop_token_id}
 
     def _logprobs(self, tokens: Sequence[int], logprobs: Sequence[TokenLogprob]) -> Any:
