@@ -11,6 +11,7 @@ from tests.fronts.web.server import front
 from tests.fronts.web.test_speculation import HI
 from tests.support.aio import in_loop
 from treadle.core.messages import SpecPrefillCapabilities
+from treadle.fronts.generation.choice import Choice
 
 PATHS: list[tuple[str, dict[str, Any]]] = [
     ("/v1/chat/completions", {"messages": HI}),
@@ -34,6 +35,21 @@ async def test_a_request_can_have_its_whole_prompt_prefilled(path: str, fields: 
         assert refused.status == 400
         assert b"spec_prefill is true, and the server has no model that scores prompts" in refused.body
         assert (await f.post(path, {**fields, "spec_prefill": "no"})).status == 400
+
+
+@pytest.mark.parametrize(("path", "fields"), PATHS)
+@in_loop
+async def test_usage_counts_what_was_scored_and_kept(
+    path: str, fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Choice, "sparse_tokens", (9, 4))
+    async with front() as f:
+        answer = (await f.post(path, {**fields, "stream": False})).json
+        usage = answer.get("usage", answer)  # Ollama's counts stand in the answer itself
+        details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details") or usage
+        assert (details["scored_tokens"], details["kept_tokens"]) == (9, 4)
+        monkeypatch.setattr(Choice, "sparse_tokens", (0, usage.get("prompt_tokens", 0)))
+        assert b"scored_tokens" not in (await f.post(path, {**fields, "stream": False})).body
 
 
 @pytest.mark.parametrize("scorer", ["", "small"])

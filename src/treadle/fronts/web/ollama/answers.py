@@ -80,7 +80,8 @@ def last_line(head: Head, reason: str | None, usage: Usage) -> dict[str, Any]:
 
 def _counts(head: Head, usage: Usage) -> dict[str, Any]:
     """Return token counts, and durations in nanoseconds: in all, up to the first token, and from there on."""
-    counts = {"prompt_eval_count": usage.prompt_tokens, "eval_count": usage.completion_tokens}
+    own = {"prompt_eval_count": usage.prompt_tokens, "eval_count": usage.completion_tokens}
+    counts = own | usage.prompt_details
     record = head.record
     if record is None:
         return counts
