@@ -353,7 +353,7 @@ class ModelRunner:
         except ValueError as error:
             step.failed[id_] = str(error)
             return
-        if step.observed and row.request.speculate and row.pool is None and segment.positions is None:
+        if step.observed and row.request.speculate and row.pool is None:
             segment = replace(segment, hidden=len(segment.tokens))
         row.cached = segment.end
         step.segments.append(segment)

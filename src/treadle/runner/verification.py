@@ -152,8 +152,7 @@ class Speculation:
             row, states = step.rows[segment.id], step.computed.hidden.get(segment.id)
             if states is not None and row.request.speculate and rows.get(row.id) is row and row.id not in step.failed:
                 count = min(segment.end, row.cached) - segment.start
-                start = segment.start + row.skipped
-                found.append(NewStates(row, start, states[:count] if count < states.shape[0] else states))
+                found.append(NewStates(row, segment.start, states[:count] if count < states.shape[0] else states))
         if self.drafter is not None and found:
             self.drafter.observe(found)
 

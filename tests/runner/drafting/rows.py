@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from treadle.core.messages import Submit
 
@@ -16,6 +17,8 @@ class Row:
     tokens: list[int] = field(default_factory=lambda: [1, 2])
     salt: str = ""
     request: Submit = field(default_factory=lambda: Submit(id="", prompt=(0,), max_tokens=100))
+    skipped: int = 0
+    positions: Any = None
 
 
 def row(

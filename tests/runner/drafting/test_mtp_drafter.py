@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -20,10 +21,11 @@ from treadle.runner.drafting.drafter import NewStates
 from treadle.runner.drafting.either import Either
 from treadle.runner.drafting.lookup import LookupDrafter
 from treadle.runner.drafting.mtp import MtpDrafter
+from treadle.runner.forward.positions import SequencePositions
 from treadle.runner.forward.segments import KvSequence, RowSegment
 from treadle.runner.loading.loader import load
 from treadle.runner.loading.model import build_backend
-from treadle.runner.loading.mtp import load_head
+from treadle.runner.loading.mtp import HeadedModel, load_head
 from treadle.runner.model_runner import ModelRunner
 
 FAMILIES = ("qwen3_next", "qwen3_5", "qwen3_5_moe", "glm4_moe", "glm4_moe_lite", "mimo")
@@ -138,6 +140,40 @@ def test_a_row_that_misses_states_begins_anew_and_known_ones_count_once(headed: 
     drafter.release("nobody")
     assert drafter.statistics().kv_bytes == 0
     assert drafter.follow([row], 0.1) == []
+
+
+def test_a_head_has_the_positions_of_a_prompt_that_is_computed_in_part(headed: Get) -> None:
+    """Each state is followed by the next token of the text, also where that is not computed."""
+    model, chance = headed("mimo").model, np.random.default_rng(2)
+    assert model.scale is not None
+    tokens, places = [*TOKENS, 9, 4, 1], np.array([0, 1, 2, 9, 10, 16, 17, 18, 19, 20, 21], np.int32)
+    apart = list[bool]()
+    for _ in range(8):
+        states = mx.array(chance.standard_normal((11, model.scale.size)).astype(np.float32))
+        row = PlainRow("a", tokens, request=Submit("a", tuple(TOKENS), 9), skipped=11)
+        row.positions = SequencePositions(places[:9])
+        drafter = MtpDrafter(model)
+        drafter.observe([NewStates(row, 0, states[:5]), NewStates(row, 5, states[5:])])
+        (drafts,) = drafter.propose([row], [1])
+        drafter.close()
+        fed = states * model.scale
+        own, gapless = (first_of(model, tokens, places, fed, positions) for positions in (places, None))
+        assert list(drafts) == [own]
+        apart.append(own != gapless)
+    assert any(apart)
+
+
+def first_of(model: HeadedModel, tokens: list[int], places: np.ndarray, states: mx.array, positions: Any) -> int:
+    """The first draft behind pairs at `places`, by one pass of the head's backend."""
+    sequence = KvSequence("a", "", tokens)
+    backend = build_backend(model.head, {"a": sequence}, lambda: 0.0)
+    backend.admit(sequence)
+    following = tuple(tokens[place + 1] for place in places)
+    segment = RowSegment(sequence, following, 0, wants=1, states=states, positions=positions)
+    logits = backend.compute([segment], None).logits
+    backend.release(sequence)
+    assert logits is not None
+    return int(mx.argmax(logits[0]))
 
 
 def test_pairs_that_nobody_asks_for_are_computed_for_a_share_of_the_time_or_dropped(headed: Get) -> None:

@@ -154,6 +154,26 @@ def test_drafters_with_caches_of_their_own_change_nothing(
     assert found.scheduler.statistics(0.0, found.runner.statistics()).speculation.drafted
 
 
+@pytest.mark.parametrize("kind", ["llama", "gemma3", "pages"])
+def test_a_draft_model_computes_the_kept_tokens_at_their_positions(kind: str, tiny: Tiny, small: LoadedModel) -> None:
+    """So the same model drafts what is sampled. Beside a prompt that is whole, and one that it has drafted for before,
+    whose prefix it must not take for that of the part."""
+    model = loaded(make("qwen3"), paged(make("qwen3"))) if kind == "pages" else tiny(kind)
+    whole = Submit("whole", LONG, 24, sparse_prefill=False)
+    some = [Submit("part", LONG, 24), Submit("other", LONG[:4] + LONG[8:], 24)]
+    plain = looped(model, scorer_of(small, 0.3))
+    plain.run(whole)
+    wanted = plain.run(*some)
+    drafter = ModelDrafter(model, model.vocabulary)
+    found = looped(model, scorer_of(small, 0.3), drafter)
+    found.run(whole)
+    assert found.run(*some) == wanted
+    speculation = found.scheduler.statistics(0.0, found.runner.statistics()).speculation
+    assert speculation.accepted == speculation.drafted > 30
+    assert drafter.statistics().kv_bytes == 0
+    assert_nothing_is_held(found)
+
+
 def test_what_is_prefilled_in_part_is_never_reused(tiny: Tiny, small: LoadedModel) -> None:
     """Neither by the same prompt whole, nor in part, while it runs or later; a whole prefix is reused in front."""
     model = tiny("llama")

@@ -16,7 +16,9 @@ from ...core.statistics import DrafterStatistics
 
 
 class DraftedRow(Protocol):
-    """A sequence as drafters see it. `tokens` are its prompt and the tokens that it gained; they only grow."""
+    """A sequence as drafters see it. `tokens` are its prompt and the tokens that it gained; they only grow. `skipped`
+    tokens of the prompt are not in its cache, whose tokens have `positions` (`SequencePositions`); None: their
+    indices."""
 
     @property
     def id(self) -> str: ...
@@ -30,6 +32,12 @@ class DraftedRow(Protocol):
     @property
     def request(self) -> Submit: ...
 
+    @property
+    def skipped(self) -> int: ...
+
+    @property
+    def positions(self) -> Any: ...
+
 
 class Offer(NamedTuple):
     """Draft tokens that are ready for a row, and their `Drafter.match`."""
@@ -39,8 +47,8 @@ class Offer(NamedTuple):
 
 
 class NewStates(NamedTuple):
-    """Hidden states (n, D) of a row's tokens from `start` on, behind the model's last norm, on the device. Each is
-    followed by another token."""
+    """Hidden states (n, D) of a row's cached tokens from the index `start` on, behind the model's last norm, on the
+    device. Each is followed by another token."""
 
     row: DraftedRow
     start: int

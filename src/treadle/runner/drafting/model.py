@@ -24,6 +24,7 @@ from ...core.plan import DraftTrial
 from ...core.statistics import DrafterStatistics
 from ...errors import ModelError
 from ..device.owner_thread import OutOfMemory, mlx_runtime
+from ..forward.positions import SequencePositions
 from ..forward.segments import KvSequence, RowSegment
 from ..kv.backend import Clock, KvBackend, WarmLimits, WarmPass
 from ..loading.draft import CHUNK
@@ -32,6 +33,7 @@ from ..step import check_tokens
 from .draft_passes import DraftPasses
 from .drafter import DraftedRow
 from .failed_rows import FailedRows
+from .row_text import RowText, text_of
 
 READY_BACKLOG, MOST_READY_BACKLOG = 32, 256
 """Most tokens of a row that the first pass of a proposal computes: so many, or as many as take a quarter of a step."""
@@ -50,18 +52,36 @@ _SALT = "warm-up"
 
 @dataclass(slots=True, eq=False)
 class _Row:
-    """A row in the draft's cache: `known` of its tokens, and behind them those in `fed`, which may become its tokens.
-    The first `checked` of its tokens have embeddings."""
+    """A row of `tokens` in the draft's cache: `known` of those that the draft computes, and behind them those in `fed`,
+    which may become its tokens. The first `checked` of them have embeddings. Their positions are `ahead` of their
+    indices, behind a prompt of which it computes a part."""
 
     sequence: KvSequence
-    known: int
+    tokens: Sequence[int]
+    known: int = 0
     fed: list[int] = field(default_factory=list)
     checked: int = 0
+    ahead: int = 0
 
     @property
     def backlog(self) -> int:
         """Tokens to compute before a proposal, which feeds the last one."""
         return len(self.sequence.tokens) - 1 - self.known
+
+    @property
+    def length(self) -> int:
+        """The position of the next token."""
+        return len(self.sequence.tokens) + self.ahead
+
+    @classmethod
+    def of(cls, row: DraftedRow) -> _Row:
+        """Return the place of a row, of whose prompt the draft computes what the served model has of its text."""
+        text = text_of(row)
+        sequence = KvSequence(row.id, row.salt, row.tokens if text is None else text)
+        if text is None:
+            return cls(sequence, row.tokens)
+        sequence.positions, sequence.private = SequencePositions(text.positions), True
+        return cls(sequence, row.tokens, ahead=text.ahead)
 
 
 class _Proposal(NamedTuple):
@@ -136,7 +156,7 @@ class ModelDrafter:
 
     def ready(self, row: DraftedRow) -> int:
         known = self._rows.get(row.id)
-        if known is None or known.sequence.tokens is not row.tokens:
+        if known is None or known.tokens is not row.tokens:
             return 0
         count = self._drafts_of(known)
         return count if self._growth(known, count) <= self._free or not self._backend.blocks else 0
@@ -188,15 +208,15 @@ class ModelDrafter:
     def _row(self, row: DraftedRow) -> _Row | None:
         """Return a row's place in the cache, which it gets when it is first seen; None where its drafts are off."""
         known = self._rows.get(row.id)
-        if known is not None and known.sequence.tokens is row.tokens:
+        if known is not None and known.tokens is row.tokens:
             return known
         if row.id in self._failed or not row.request.speculate or len(row.tokens) > self._model.context:
             return None
         self.release(row.id)
-        sequence = self._live[row.id] = KvSequence(row.id, row.salt, row.tokens)
-        new = self._rows[row.id] = _Row(sequence, 0)
+        new = self._rows[row.id] = _Row.of(row)
+        sequence = self._live[row.id] = new.sequence
         with self._failed.on_failure([sequence]):
-            found = self._backend.match(row.salt, row.tokens[:-1])
+            found = self._backend.match(row.salt, _reusable(sequence.tokens))
             (new.known,) = self._backend.reuse([(sequence, found)])
             self._backend.admit(sequence)
         return self._rows.get(row.id)
@@ -239,7 +259,7 @@ class ModelDrafter:
         """Return the most drafts of a row; 0 until it is caught up, and where the draft's context ends."""
         if row.sequence.id not in self._rows or row.backlog > self._ready_backlog:
             return 0
-        return max(0, min(self._backend.draft_tokens, self._model.context - len(row.sequence.tokens) + 1))
+        return max(0, min(self._backend.draft_tokens, self._model.context - row.length + 1))
 
     # Memory --------------------------------------------------------------------------------------------------------
 
@@ -275,11 +295,7 @@ class ModelDrafter:
     def _catch_up(self, seconds: float) -> None:
         """Launch one chunk, of rows that are behind, whose time will be paid by the next steps."""
         context = self._model.context
-        behind = [
-            row
-            for row in self._rows.values()
-            if row.backlog > self._ready_backlog and len(row.sequence.tokens) <= context
-        ]
+        behind = [row for row in self._rows.values() if row.backlog > self._ready_backlog and row.length <= context]
         if not behind:
             return
         left = self._chunk(seconds)
@@ -308,8 +324,8 @@ class ModelDrafter:
     def _warm(self, one: WarmPass, each: int = 1) -> float:
         """Run the passes of synthetic rows, of which those that decode compute `each` tokens. Return their seconds."""
         tokens = [0] * (sum(one.chunks) + 1)
-        rows = [_Row(KvSequence(f"warm-up {i}", _SALT, [0] * each), 0) for i in range(one.decoding)]
-        whole = _Row(KvSequence("warm-up", _SALT, tokens), 0)
+        rows = [_Row(KvSequence(f"warm-up {i}", _SALT, [0] * each), ()) for i in range(one.decoding)]
+        whole = _Row(KvSequence("warm-up", _SALT, tokens), ())
         self._live |= {row.sequence.id: row.sequence for row in (*rows, whole)}
         for row in (*rows, whole):
             self._backend.admit(row.sequence)
@@ -342,6 +358,11 @@ def _check(model: LoadedModel, backend: KvBackend) -> None:
         raise ModelError(
             f"`draft` {model.name} can't draft tokens: {reason}; give another model, or leave it out", param="draft"
         )
+
+
+def _reusable(tokens: Sequence[int]) -> Sequence[int]:
+    """Return the first tokens of a row that others may have left in the cache, without its last one."""
+    return tokens[: min(tokens.lead, len(tokens) - 1)] if isinstance(tokens, RowText) else tokens[:-1]
 
 
 def _rest(row: _Row, count: int | None = None) -> RowSegment:

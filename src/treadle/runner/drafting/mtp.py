@@ -9,7 +9,8 @@ it again; what that wrote is retracted, as the model's own states will take its 
 
 A row that misses states, as its prompt was reused from the prefix cache or nothing was to be drafted for a while,
 begins anew with the next ones: its head sees fewer tokens. Positions count from there, as attention knows distances
-alone.
+alone; those of a row whose positions are apart from the indices, behind images or a prompt of which a part is computed,
+are the row's own.
 
 A failure of the head costs a row its drafts, and nothing else.
 """
@@ -45,19 +46,21 @@ _SALT = "warm-up"
 
 @dataclass(slots=True, eq=False)
 class _Row:
-    """A row in the head's cache, which holds `known` pairs from that of its token `start` on. `states` (n, D) of the
-    `waiting` next ones are there. The first `prompt` of its tokens are its prompt."""
+    """A row in the head's cache, which holds `known` pairs from that of its cached token `start` on. `states` (n, D) of
+    the `waiting` next ones are there. The first `prompt` of its cached tokens are its prompt. `moved` is the row of the
+    model whose positions its pairs have, where these are apart from indices."""
 
     sequence: KvSequence
     start: int
     prompt: int = 0
+    moved: DraftedRow | None = None
     known: int = 0
     waiting: int = 0
     states: list[Any] = field(default_factory=list)
 
     @property
     def end(self) -> int:
-        """The first of the row's tokens whose hidden state is missing."""
+        """The first of the row's cached tokens whose hidden state is missing."""
         return self.start + self.known + self.waiting
 
     @property
@@ -68,7 +71,16 @@ class _Row:
     @property
     def is_up_to_date(self) -> bool:
         """Whether all pairs are there up to the row's last token."""
-        return self.waiting > 0 and self.end == len(self.sequence.tokens) - 1
+        return self.waiting > 0 and self.end + self._skipped == len(self.sequence.tokens) - 1
+
+    @property
+    def reach(self) -> int:
+        """The position behind its pairs, which is no less than their number."""
+        return self.end - self.start if self.moved is None else len(self.sequence.tokens)
+
+    @property
+    def _skipped(self) -> int:
+        return 0 if self.moved is None else self.moved.skipped
 
     def add(self, start: int, states: Any) -> bool:
         """Add the `states` of tokens from `start` on that are not there. False if some before them are missing."""
@@ -81,20 +93,34 @@ class _Row:
     def take(self, wants: int) -> RowSegment:
         """Return the waiting pairs as a segment, which are known from now on. One that `wants` logits wants the hidden
         state of its last pair, too; without, the last pair goes on waiting."""
-        count, first = self.waiting - 1 + wants, self.start + self.known + 1
+        count = self.waiting - 1 + wants
         states = self.states[0] if len(self.states) == 1 else mx.concatenate(self.states)
+        positions = self._positions(count)
         segment = RowSegment(
             self.sequence,
-            tuple(self.sequence.tokens[first : first + count]),
+            self._next_tokens(positions, count),
             self.known,
             wants,
             picks=wants > 0,
             hidden=wants,
             states=states[:count],
+            positions=positions,
         )
         self.states = [] if wants else [states[count:]]
         self.known, self.waiting = self.known + count, self.waiting - count
         return segment
+
+    def _positions(self, count: int) -> Any:
+        """Return the positions of the next `count` pairs; None for their indices."""
+        known = None if self.moved is None else self.moved.positions
+        return None if known is None else known.of(self.start + self.known, count)
+
+    def _next_tokens(self, positions: Any, count: int) -> tuple[int, ...]:
+        """Return the tokens behind those of the next `count` pairs, whether or not they are cached."""
+        tokens, first = self.sequence.tokens, self.start + self.known + 1
+        if self._skipped:
+            return tuple(tokens[place + 1] for place in positions.tolist())
+        return tuple(tokens[first : first + count])
 
 
 class MtpDrafter:
@@ -112,6 +138,7 @@ class MtpDrafter:
         self._context = head.context
         self._live: dict[str, KvSequence] = {}  # the registry of the backend's sequences
         self._backend = build_backend(head, self._live, clock)
+        self._has_axes = not self._backend.no_axes
         self._passes = DraftPasses(self._backend, head.vocabulary, headed.own_scale)
         self._rows: dict[str, _Row] = {}
         self._failed = FailedRows(self._passes, self._backend, self._forget, "the MTP head")
@@ -162,7 +189,7 @@ class MtpDrafter:
         known = self._rows.get(row.id)
         if known is None or known.sequence.tokens is not row.tokens or not known.is_up_to_date:
             return 0
-        if known.end - known.start + MOST_DRAFTS > self._context or not self._fits(known, MOST_DRAFTS, self._free):
+        if known.reach + MOST_DRAFTS > self._context or not self._fits(known, MOST_DRAFTS, self._free):
             return 0
         return MOST_DRAFTS
 
@@ -178,7 +205,7 @@ class MtpDrafter:
 
     def warm_up(self) -> None:
         """Run passes of a prompt, the second of which is timed, and a chain. Leaves nothing behind."""
-        row = self._begin(KvSequence(_SALT, _SALT, ()), 0, 0)
+        row = self._begin(_Row(KvSequence(_SALT, _SALT, ()), 0))
         try:
             with mlx_runtime("warming up the MTP head"):
                 self._warm(row)
@@ -221,13 +248,15 @@ class MtpDrafter:
             return
         if known is not None:
             self._drop([known])
-        sequence = KvSequence(new.row.id, new.row.salt, new.row.tokens)
-        self._begin(sequence, new.start, len(new.row.request.prompt)).add(new.start, states)
+        row, sequence = new.row, KvSequence(new.row.id, new.row.salt, new.row.tokens)
+        moved = row if row.skipped or (row.request.images and self._has_axes) else None
+        prompt = len(row.request.prompt) - row.skipped
+        self._begin(_Row(sequence, new.start, prompt, moved)).add(new.start, states)
 
-    def _begin(self, sequence: KvSequence, start: int, prompt: int) -> _Row:
-        self._live[sequence.id] = sequence
-        self._backend.admit(sequence)
-        row = self._rows[sequence.id] = _Row(sequence, start, prompt)
+    def _begin(self, row: _Row) -> _Row:
+        self._live[row.sequence.id] = row.sequence
+        self._backend.admit(row.sequence)
+        self._rows[row.sequence.id] = row
         return row
 
     def _drop(self, rows: Sequence[_Row]) -> None:

@@ -67,7 +67,8 @@ def load_beside(
     own = options if prefill_tokens is None else {**options, "prefill_tokens": prefill_tokens}
     draft = load_second(target, wanted, own, DRAFT, progress)
     pair = divided(target, draft, asked=options.get("memory") is not None)
-    pair.target.details["draft model"] = about(pair.draft)
+    text_alone = "" if target.vision is None else "; it drafts by a prompt's text alone, as it reads no images"
+    pair.target.details["draft model"] = about(pair.draft) + text_alone
     if draft.context < target.context:
         _log.info("drafts end at %d tokens, the context of the draft model %s", draft.context, draft.name)
     return pair
