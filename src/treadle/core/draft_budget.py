@@ -20,6 +20,7 @@ from collections.abc import Callable, Collection, Iterator
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field
 from itertools import accumulate
+from math import inf
 
 from .acceptance import MatchedAcceptance
 from .sequence import Sequence
@@ -53,6 +54,7 @@ class DraftBudget:
     _credit_s: float = 0.0
     _tried_s: float = 0.0  # what was paid for the trial in flight
     _ratios: dict[int, dict[int, float]] = field(default_factory=dict)
+    _least_scales: dict[int, float] = field(default_factory=dict)  # of costs, by rows, at which drafts can pay
     _plain_left: int = PLAIN_TRIAL_STEPS  # steps of a trial; a server begins with one
     _ends: float = FIRST_ENDS
     _outcomes: int = 0  # that were observed: a server that knows few verifies few drafts
@@ -63,8 +65,14 @@ class DraftBudget:
         self._credit_s = FIRST_CREDIT_STEPS * self.costs.plain_s(1)
 
     def could_gain(self, rows: int) -> bool:
-        """Whether drafts would pay in steps of `rows` sequences if all of them were accepted."""
-        return self._bound(rows, 1.0, ends=0.0) >= GAIN
+        """Whether drafts would pay in steps of `rows` sequences if all of them were accepted. Cheap: asked for each
+        plan."""
+        least = self._least_scales.get(rows)
+        if least is None:
+            gains = {count: 1 + count / rows for count in self._sized(rows)}
+            paying = (GAIN / gain / self._sized(rows)[count] for count, gain in gains.items() if gain >= GAIN)
+            least = self._least_scales[rows] = min(paying, default=inf)
+        return self.costs.scale >= least
 
     def proposes(self, rows: int) -> bool:
         """Whether drafts are worth having where `rows` sequences decode."""
