@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import msgspec
@@ -38,18 +38,26 @@ NOTHING = Prepared()
 
 
 class Held(Protocol):
-    """Something that a request holds until it has ended."""
+    """Images that a request holds until it has ended."""
+
+    def placed(self, places: Sequence[PlacedImage]) -> tuple[Image, ...]: ...
 
     def release(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedPrompts:
-    """The token ids of each prompt of a request, and the values that all of its sequences share. A single prompt may
-    have images: `places` in a text worker, and in the server `images`, whose pixels are `held`."""
+    """The token ids of each prompt of a request, and the values that all of its sequences share. Where prompts have
+    images, `places` are those of each prompt, and in the server `images`, whose pixels are `held`."""
 
     ids: Sequence[Sequence[int]]
     prepared: Prepared = NOTHING
-    places: Sequence[PlacedImage] = ()
-    images: tuple[Image, ...] = ()
+    places: Sequence[Sequence[PlacedImage]] = ()
+    images: Sequence[tuple[Image, ...]] = ()
     held: Held | None = None
+
+    def with_images(self, held: Held | None) -> PreparedPrompts:
+        """Return the prompts with the images at their places, and hold these."""
+        if held is None:
+            return self
+        return replace(self, images=[held.placed(places) for places in self.places], held=held)

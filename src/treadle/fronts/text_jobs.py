@@ -81,14 +81,14 @@ class Echoed(msgspec.Struct, frozen=True, array_like=True):
 
 class Tokenized(msgspec.Struct, frozen=True, omit_defaults=True):
     """Each prompt's number of tokens, their ids (four bytes each; empty for prompts over the limit), and echoes; the
-    values that the request's sequences share; and the places of images. `needed`: nothing was tokenized, as the layouts
+    values that the request's sequences share; and the places of each prompt's images. `needed`: nothing was tokenized, as the layouts
     of these images are needed for that."""
 
     counts: list[int] = []
     ids: list[bytes] = []
     echoes: list[Echoed] = []
     prepared: Prepared = NOTHING
-    places: list[PlacedImage] = []
+    places: list[list[PlacedImage]] = []
     needed: list[NeededImage] = []
 
 
@@ -148,7 +148,7 @@ def expand_job(model: TextModel, params: bytes, payload: bytes, enter: Enter) ->
     assert model.images is not None
     encode = partial(model.encode, add_special_tokens=False)
     ids, places = expanded(ids_of(payload), model.images, given.images, encode)
-    return tokenized([ids], given.context, places=places)
+    return tokenized([ids], given.context, places=[places])
 
 
 def rendered_job(model: TextModel, params: bytes, payload: bytes, enter: Enter) -> bytes:
@@ -235,11 +235,13 @@ def tokenized(
     context: int,
     echoes: Sequence[Echoed] = (),
     prepared: Prepared = NOTHING,
-    places: Sequence[PlacedImage] = (),
+    places: Sequence[Sequence[PlacedImage]] = (),
 ) -> bytes:
     """Encode the result of a tokenizing job."""
     ids = [array("I", prompt).tobytes() if len(prompt) <= context else b"" for prompt in prompts]
-    return _encode(Tokenized([len(prompt) for prompt in prompts], ids, list(echoes), prepared, list(places)))
+    return _encode(
+        Tokenized([len(prompt) for prompt in prompts], ids, list(echoes), prepared, [list(own) for own in places])
+    )
 
 
 def needs_images(sources: Sequence[ImageSource]) -> bytes:

@@ -235,11 +235,11 @@ def build_submits(
     *,
     salt: str = "",
     prepared: Prepared = NOTHING,
-    images: tuple[Image, ...] = (),
+    images: Sequence[tuple[Image, ...]] = (),
 ) -> list[Submit]:
     """Return one Submit for each choice of each prompt: all choices of the first prompt, then of the second. Their
     prompts are cached under `salt`; all get the constraint, the thinking and the prediction of `prepared`, a constraint
-    that is optional only where the engine enforces any. `images` are those of the only prompt.
+    that is optional only where the engine enforces any. `images` are those of each prompt.
 
     A given seed makes choice i of a prompt the same whatever other prompts are in the request. Raises InvalidRequest
     for empty prompts or foreign ids and ContextLengthExceeded for what does not fit.
@@ -271,7 +271,7 @@ def build_submits(
                     thinking=thinking,
                     speculate=validated.speculate,
                     prediction=prepared.prediction,
-                    images=images,
+                    images=images[place] if images else (),
                     sparse_prefill=validated.spec_prefill,
                 )
             )

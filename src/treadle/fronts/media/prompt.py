@@ -50,8 +50,7 @@ class MediaPrompt:
             layouts = held.layouts
             images = [(source.key, layouts[source.key]) for source in self.sources]
             found = await expand_images(pool, self.ids, images, limits, tenant)
-            prompts = prompts_of(found, params, limits, self.param)
-            return PreparedPrompts(prompts.ids, images=held.placed(prompts.places), held=held)
+            return prompts_of(found, params, limits, self.param).with_images(held)
         except BaseException:
             held.release()
             raise

@@ -9,18 +9,19 @@ import dataclasses
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from ...text import TextView
 from ...text.images import Layout
-from ...text.images.families import NO_TOWER
 from ...text.images.prompt import ImagesNeeded
 from ...text.work.stages import PARSING
 from .. import text_jobs
 from ..media.parts import check_images
-from ..media.service import HeldImages, RequestImages
+from ..media.service import RequestImages
+from ..media.tokenizing import ImagesOf, Layouts, no_images, with_images
 from ..prepared import PreparedPrompts
 from ..strict_json import parse_json
 from ..text_jobs import (
@@ -163,7 +164,7 @@ async def tokenize_in_worker(
     limits: Limits,
     tenant: str,
     carried: bytes = b"",
-    layouts: dict[bytes, Layout] | None = None,
+    layouts: Layouts | None = None,
 ) -> Tokenized:
     """Tokenize the prompts of a body that was checked before, with what the request carries. Raises as
     `Prompts.tokenize` does."""
@@ -173,18 +174,16 @@ async def tokenize_in_worker(
 
 
 async def count_in_worker(
-    pool: TextJobRunner, kind: str, body: bytes, limits: Limits, tenant: str, images: RequestImages | None = None
+    pool: TextJobRunner, kind: str, body: bytes, limits: Limits, tenant: str, images: ImagesOf = no_images
 ) -> int:
     """Return the number of tokens of a checked body's prompts, also of those that the context does not hold. Raises
     InvalidRequest, and Busy where the text workers have too much to do for `tenant`."""
     many = dataclasses.replace(limits, context=HOPELESS * limits.context)
-    found = await tokenize_in_worker(pool, kind, body, many, tenant)
-    if found.needed and images is not None:
-        held = await images.prepare(found.needed, many.context)
-        layouts = held.layouts
-        held.release()
-        found = await tokenize_in_worker(pool, kind, body, many, tenant, layouts=layouts)
-    return sum(found.counts)
+    tokenize = partial(tokenize_in_worker, pool, kind, body, many, tenant, b"")
+    async with with_images(tokenize, images, limits, many.context) as (found, held):
+        if held is not None:
+            held.release()
+        return sum(found.counts)
 
 
 @dataclass(frozen=True)
@@ -217,43 +216,21 @@ class BodyPrompts:
     ) -> PreparedPrompts:
         """Tokenize in a text worker; the request gets its echoes and what was prepared of it. Raises as
         `Prompts.tokenize` does."""
-        found = await self._tokenized(pool, limits, tenant)
-        held = await self._held(found, params, limits)
-        try:
-            if held is not None:
-                found = await self._tokenized(pool, limits, tenant, held.layouts)
-            prompts = prompts_of(found, params, limits, self.param)
-        except BaseException:
-            if held is not None:
-                held.release()
-            raise
+        images = partial(self.images, params.cache_salt)
+        tokenize = partial(self._tokenized, pool, limits, tenant)
+        async with with_images(tokenize, images, limits, limits.context) as (found, held):
+            prompts = prompts_of(found, params, limits, self.param).with_images(held)
         self.request.prepared = prompts.prepared
         self.request.echoes = [_echo(*both) for both in zip(found.echoes, prompts.ids, strict=False)]
         self.body.release()
-        if held is None:
-            return prompts
-        return dataclasses.replace(prompts, images=held.placed(prompts.places), held=held)
+        return prompts
 
-    async def _tokenized(
-        self, pool: TextJobRunner, limits: Limits, tenant: str, layouts: dict[bytes, Layout] | None = None
-    ) -> Tokenized:
+    async def _tokenized(self, pool: TextJobRunner, limits: Limits, tenant: str, layouts: Layouts) -> Tokenized:
         request = self.request
         with about_grammar(request.options if request.outlined is None else None):
             return await tokenize_in_worker(
                 pool, request.kind, self.body.data, limits, tenant, request.carried, layouts
             )
-
-    async def _held(self, found: Tokenized, params: ValidatedRequest, limits: Limits) -> HeldImages | None:
-        """Prepare the images that are needed; None for a prompt without any. Raises UnsupportedParameter where none are
-        read."""
-        if not found.needed:
-            return None
-        images = self.images(params.cache_salt)
-        if images is None or limits.no_images:
-            first = found.needed[0].at
-            check_images([first], None, limits.no_images or NO_TOWER, limits.context)
-        assert images is not None
-        return await images.prepare(found.needed, limits.context)
 
 
 def _echo(echoed: Echoed, prompt: Sequence[int]) -> Echo:

@@ -51,7 +51,7 @@ class ChatPrompt:
         `ParsedRequest.tokenize` does."""
         prompt = self.rendered(model, enter, most)
         prepared = prepared_chat(model, self.options, prompt.ids, enter)
-        return PreparedPrompts([prompt.ids], with_prediction(model, self.options, prepared, most), prompt.images)
+        return PreparedPrompts([prompt.ids], with_prediction(model, self.options, prepared, most), [prompt.images])
 
     def rendered(self, model: TextModel, enter: Enter, most: int) -> RenderedPrompt:
         """Return the prompt alone. Raises as `tokenize` does."""
