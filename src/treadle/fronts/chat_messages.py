@@ -48,7 +48,7 @@ def read_turns(messages: Any, param: str = "messages") -> list[dict[str, Any]]:
     name the message and its key.
     """
     require_array(messages, param, "message", MAX_MESSAGES)
-    return [_turn(message, f"{param}[{i}]") for i, message in enumerate(messages)]
+    return [read_turn(message, f"{param}[{i}]") for i, message in enumerate(messages)]
 
 
 def asks_to_continue(messages: Sequence[Any]) -> bool:
@@ -58,7 +58,8 @@ def asks_to_continue(messages: Sequence[Any]) -> bool:
     return last.get("role") == "assistant" and any(last.get(key) is True for key in CONTINUE_KEYS)
 
 
-def _turn(message: Any, at: str) -> dict[str, Any]:
+def read_turn(message: Any, at: str) -> dict[str, Any]:
+    """Convert the message at `at`. Raises as `read_turns` does."""
     require_type(message, Mapping, "an object with a role and content", at)
     role = _role(message, at)
     _refuse_unserved(message, NEUTRAL_KEYS, at)

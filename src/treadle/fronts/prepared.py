@@ -61,3 +61,8 @@ class PreparedPrompts:
         if held is None:
             return self
         return replace(self, images=[held.placed(places) for places in self.places], held=held)
+
+    def release(self) -> None:
+        """Let the images go. Idempotent."""
+        if self.held is not None:
+            self.held.release()

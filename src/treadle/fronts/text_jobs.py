@@ -81,8 +81,8 @@ class Echoed(msgspec.Struct, frozen=True, array_like=True):
 
 class Tokenized(msgspec.Struct, frozen=True, omit_defaults=True):
     """Each prompt's number of tokens, their ids (four bytes each; empty for prompts over the limit), and echoes; the
-    values that the request's sequences share; and the places of each prompt's images. `needed`: nothing was tokenized, as the layouts
-    of these images are needed for that."""
+    values that the request's sequences share; and the places of each prompt's images. `needed`: nothing was tokenized,
+    as the layouts of these images are needed for that."""
 
     counts: list[int] = []
     ids: list[bytes] = []

@@ -26,6 +26,7 @@ from ...telemetry.access_log import RequestRecord
 from ...text import TextView
 from ..authentication import Caller
 from ..cache_salts import Salts
+from ..prepared import PreparedPrompts
 from ..served_models import ServedModel
 from ..text_jobs import TextJobRunner
 from ..validate import Limits
@@ -45,9 +46,10 @@ class EmbeddingInputs(Protocol):
         beyond doubt."""
         ...
 
-    async def tokenize(self, pool: TextJobRunner, limits: Limits, tenant: str) -> Sequence[Sequence[int]]:
-        """Return the token ids of each input, at least one and within the context. Raises InvalidRequest with the place
-        of the input at fault, and Busy where the text workers have too much to do."""
+    async def tokenize(self, pool: TextJobRunner, limits: Limits, tenant: str) -> PreparedPrompts:
+        """Return the token ids of each input, at least one and within the context, and their images, which the caller
+        releases. Raises InvalidRequest with the place of the input at fault, and Busy where the text workers have too
+        much to do."""
         ...
 
 
@@ -91,22 +93,36 @@ async def embed(
     pooling = check_embedding(model, request.pooling, request.dimensions)
     request.caller.check_priority(request.priority)
     with _reserved(model, request, request.inputs.size(text, limits), clock) as (reservation, registration):
-        ids = await request.inputs.tokenize(model.texts.pool, limits, request.caller.tenant)
-        request.record.prompt_tokens = sum(map(len, ids))
-        salt = request.salts.salt(request.caller.tenant_digest, request.cache_salt)
-        submits = [
-            Submit(id="", prompt=tuple(prompt), max_tokens=0, pooling=pooling, salt=salt, priority=request.priority)
-            for prompt in ids
-        ]
-        if registration is not None:
-            if registration.aborted:
-                raise RequestCancelled("the request was aborted")
-            registration.hold(reservation)
-        run = _Run(reservation, submits, request.record)
-        vectors = await run.vectors(_places(model, request))
+        prompts = await request.inputs.tokenize(model.texts.pool, limits, request.caller.tenant)
+        try:
+            request.record.prompt_tokens = sum(map(len, prompts.ids))
+            if registration is not None:
+                if registration.aborted:
+                    raise RequestCancelled("the request was aborted")
+                registration.hold(reservation)
+            run = _Run(reservation, _submits(request, prompts, pooling), request.record)
+            vectors = await run.vectors(_places(model, request))
+        finally:
+            prompts.release()
     cut = request.dimensions
     unit = await asyncio.to_thread(lambda: [normalized(vector, cut) for vector in vectors])
     return Embeddings(unit, request.record.prompt_tokens)
+
+
+def _submits(request: EmbeddingRequest, prompts: PreparedPrompts, pooling: Pooling) -> list[Submit]:
+    salt = request.salts.salt(request.caller.tenant_digest, request.cache_salt)
+    return [
+        Submit(
+            id="",
+            prompt=tuple(prompt),
+            max_tokens=0,
+            pooling=pooling,
+            salt=salt,
+            priority=request.priority,
+            images=prompts.images[place] if prompts.images else (),
+        )
+        for place, prompt in enumerate(prompts.ids)
+    ]
 
 
 def check_embedding(model: ServedModel, pooling: Pooling | None, dimensions: int | None) -> Pooling:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from ...errors import ContextLengthExceeded, InvalidRequest
 from ...text import TextView
+from ..prepared import PreparedPrompts
 from ..text_jobs import TextJobRunner, text_counted
 from ..validate import Limits, check_prompt_ids, check_size
 
@@ -35,8 +36,10 @@ class ListedInputs:
         check_size(size, len(self), limits, self.param)
         return size
 
-    async def tokenize(self, pool: TextJobRunner, limits: Limits, tenant: str) -> Sequence[Sequence[int]]:
-        return [await self._ids(place, one, pool, limits, tenant) for place, one in enumerate(self.inputs)]
+    async def tokenize(self, pool: TextJobRunner, limits: Limits, tenant: str) -> PreparedPrompts:
+        return PreparedPrompts(
+            [await self._ids(place, one, pool, limits, tenant) for place, one in enumerate(self.inputs)]
+        )
 
     async def _ids(self, place: int, one: Input, pool: TextJobRunner, limits: Limits, tenant: str) -> Sequence[int]:
         param = place_of(self.param, place, len(self))

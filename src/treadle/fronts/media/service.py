@@ -18,8 +18,9 @@ from ...errors import ContextLengthExceeded, InvalidRequest, ServerStopping
 from ...media.pixels_memory import Pixels
 from ...text.images import AnySettings, Layout
 from ...text.images.prompt import PlacedImage
+from ...units import size
 from .needed import NeededImage
-from .store import PixelStore
+from .store import PixelStore, StoreFull
 
 ASIDE_BYTES = 1 << 18
 """The event loop hashes fewer bytes than these, in less than 0.3 ms."""
@@ -61,6 +62,11 @@ class HeldImages:
 
     def hold(self, key: bytes, digest: bytes, pixels: Pixels) -> None:
         self._held[key] = (digest, pixels)
+
+    @property
+    def size_bytes(self) -> int:
+        """Return the bytes of all pixels. Equal images, by digest, are there once."""
+        return sum(pixels.size_bytes for pixels in dict(self._held.values()).values())
 
     @property
     def layouts(self) -> dict[bytes, Layout]:
@@ -113,24 +119,36 @@ class ImageService:
         self._closed = False
 
     async def prepare(
-        self, needed: Sequence[NeededImage], settings: AnySettings, *, context: int, salt: str, tenant: str
+        self,
+        needed: Sequence[NeededImage],
+        settings: AnySettings,
+        *,
+        context: int,
+        salt: str,
+        tenant: str,
+        prompts: int = 1,
     ) -> HeldImages:
         """Prepare the images of a request, each once, as many at a time as there are processes. Pixels and digests are
         those of `salt` alone, so that nobody learns of another's images.
 
         Raises InvalidRequest, with the image's field, for one that can't be used, ContextLengthExceeded as soon as
-        the images are more than the context holds, Busy, and ServerStopping.
+        the images are more than the contexts of its `prompts` hold, Busy, and ServerStopping.
         """
         if self._closed:
             raise ServerStopping("the server is shutting down")
         if self._workers is None:
             self._workers = self._make(settings)
-        held, total = HeldImages(self._store), _Total(settings, context)
+        held, total = HeldImages(self._store), _Total(settings, context, prompts)
         slots = asyncio.Semaphore(self._workers.most)
 
         async def one(image: NeededImage) -> None:
             async with slots:
-                digest, pixels = await self._prepared(image, settings, salt, tenant)
+                try:
+                    digest, pixels = await self._prepared(image, settings, salt, tenant)
+                except StoreFull:
+                    if self._store.used_bytes > held.size_bytes:
+                        raise
+                    raise self._too_many(image.at) from None
                 held.hold(image.key, digest, pixels)
                 total.add(pixels.layout, image.at)
 
@@ -167,6 +185,14 @@ class ImageService:
             raise type(error)(f"{image.at}: {error.message}", param=image.at) from None
         return digest, pixels
 
+    def _too_many(self, at: str) -> InvalidRequest:
+        """Return the refusal of a request whose images have no room even where no others are held."""
+        return InvalidRequest(
+            f"the images up to {at} have more pixels than the server holds at once, {size(self._store.budget)} of "
+            "them: send fewer or smaller ones, or with detail low",
+            param=at,
+        )
+
     async def _fetch(self, image: NeededImage) -> tuple[bytes, str]:
         if self._fetcher is None:
             self._fetcher = self._make_fetcher(self._hosts)
@@ -194,26 +220,30 @@ class RequestImages:
     tenant: str
     salt: str
 
-    async def prepare(self, needed: Sequence[NeededImage], context: int) -> HeldImages:
+    async def prepare(self, needed: Sequence[NeededImage], context: int, prompts: int = 1) -> HeldImages:
         """Prepare the images. Raises as `ImageService.prepare` does."""
-        return await self.service.prepare(needed, self.settings, context=context, salt=self.salt, tenant=self.tenant)
+        return await self.service.prepare(
+            needed, self.settings, context=context, salt=self.salt, tenant=self.tenant, prompts=prompts
+        )
 
 
 class _Total:
-    """Tokens of a request's images so far."""
+    """Tokens of a request's images so far. Its `prompts` have `context` tokens each."""
 
-    def __init__(self, settings: AnySettings, context: int) -> None:
+    def __init__(self, settings: AnySettings, context: int, prompts: int) -> None:
         self._settings = settings
         self._context = context
+        self._prompts = prompts
         self._tokens = 0
 
     def add(self, layout: Layout, at: str) -> None:
         """Count an image. Raises ContextLengthExceeded."""
         self._tokens += self._settings.text(layout).count(self._settings.token)
-        if self._tokens > self._context:
+        if self._tokens > self._context * self._prompts:
+            each = f" for each of {self._prompts} inputs" if self._prompts > 1 else ""
             raise ContextLengthExceeded(
-                f"the images up to {at} have {self._tokens} tokens and the model's context is {self._context}: send "
-                "fewer or smaller ones, or with detail low",
+                f"the images up to {at} have {self._tokens} tokens and the model's context is {self._context}{each}: "
+                "send fewer or smaller ones, or with detail low",
                 param=at,
             )
 

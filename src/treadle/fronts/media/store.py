@@ -18,6 +18,10 @@ from ...media.pixels_memory import Pixels
 BUDGET_BYTES = 1 << 30
 
 
+class StoreFull(Busy):
+    """Refusal of pixels for which there is no room beside those in use."""
+
+
 @dataclass(eq=False)
 class _Entry:
     """Pixels with the number of their users."""
@@ -42,17 +46,17 @@ class PixelStore:
         self._unlink = unlink
         self._on_refused = on_refused
         self._entries: OrderedDict[bytes, _Entry] = OrderedDict()
-        self._used_bytes = 0
+        self.used_bytes = 0
         self._preparing: dict[bytes, asyncio.Task[None]] = {}
 
     @property
     def free_bytes(self) -> int:
         """Bytes that are not in use."""
-        return self.budget - self._used_bytes
+        return self.budget - self.used_bytes
 
     async def take(self, digest: bytes, prepare: Callable[[], Awaitable[Pixels]]) -> Pixels:
         """Return the pixels of this digest, and count one more user. `prepare` makes them where they are not there.
-        Raises Busy where they don't fit, and the errors of `prepare`."""
+        Raises StoreFull where they don't fit, and the errors of `prepare`."""
         self.hits += digest in self._entries or digest in self._preparing
         while (entry := self._entries.get(digest)) is None:
             task = self._preparing.get(digest)
@@ -63,7 +67,7 @@ class PixelStore:
             await asyncio.shield(task)
         self._entries.move_to_end(digest)
         if not entry.users:
-            self._used_bytes += entry.pixels.size_bytes
+            self.used_bytes += entry.pixels.size_bytes
         entry.users += 1
         return entry.pixels
 
@@ -72,7 +76,7 @@ class PixelStore:
         entry = self._entries[digest]
         entry.users -= 1
         if not entry.users:
-            self._used_bytes -= entry.pixels.size_bytes
+            self.used_bytes -= entry.pixels.size_bytes
             self._evict(0)
 
     async def close(self) -> None:
@@ -89,7 +93,7 @@ class PixelStore:
             if pixels.size_bytes > self.free_bytes:
                 self._unlink(pixels.name)
                 self._on_refused()
-                raise Busy(
+                raise StoreFull(
                     "the server is busy: it holds too many images at once; try again in about 1 s", retry_after_s=1.0
                 )
             self._evict(pixels.size_bytes)

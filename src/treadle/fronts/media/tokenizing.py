@@ -34,10 +34,10 @@ def no_images() -> None:
 
 @asynccontextmanager
 async def with_images(
-    tokenize: Callable[[Layouts], Awaitable[Result]], images: ImagesOf, limits: Limits, context: int
+    tokenize: Callable[[Layouts], Awaitable[Result]], images: ImagesOf, limits: Limits, prompts: int = 1
 ) -> AsyncIterator[tuple[Result, HeldImages | None]]:
-    """Give what `tokenize` returns with the layouts of all images, and the images, None where there are none. The
-    caller releases them; where the block raises, they are released.
+    """Give what `tokenize` returns of `prompts` prompts with the layouts of all images; and the images, None where
+    there are none. The caller releases them; where the block raises, they are released.
 
     Raises UnsupportedParameter where no images are read, and as `RequestImages.prepare` and `tokenize` do.
     """
@@ -49,7 +49,7 @@ async def with_images(
     if source is None or limits.no_images:
         check_images([found.needed[0].at], None, limits.no_images or NO_TOWER, limits.context)
     assert source is not None
-    held = await source.prepare(found.needed, context)
+    held = await source.prepare(found.needed, limits.context, prompts)
     try:
         yield await tokenize(held.layouts), held
     except BaseException:

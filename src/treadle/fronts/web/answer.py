@@ -68,6 +68,11 @@ class RouteContext:
         """Return the tenant of a request, and the marks by which its client is recognised when it returns."""
         return web_arrival(scope, caller_of(scope).tenant)
 
+    def images_for(self, caller: Caller, cache_salt: str | None = None) -> RequestImages | None:
+        """Return what prepares a request's images; None where none are read."""
+        salt = self.authenticator.salts.salt(caller.tenant_digest, cache_salt)
+        return self.models.default.images_for(caller.tenant, salt)
+
     def body_bytes(self) -> int:
         """Return the most bytes of a body: the setting, or what the longest prompt of the context can need."""
         if self.settings.max_body_bytes is not None:
@@ -127,6 +132,10 @@ class Answer:
     def settings(self) -> Settings:
         return self._server.settings
 
+    def images_for(self, caller: Caller) -> RequestImages | None:
+        """Return what prepares the images of a request without a `cache_salt`; None where none are read."""
+        return self._server.images_for(caller)
+
     @property
     def clock(self) -> Callable[[], float]:
         return self._server.clock
@@ -160,7 +169,7 @@ class Answer:
         return GenerationRequest(
             kind=parsed.kind,
             id=public_id,
-            prompts=BodyPrompts(parsed, body, partial(self.images, caller)),
+            prompts=BodyPrompts(parsed, body, partial(server.images_for, caller)),
             check=parsed.check_against,
             caller=caller,
             arrival=server.arrival_of(scope),
@@ -171,11 +180,6 @@ class Answer:
             spellings=parsed.spellings,
             register=partial(server.live.shared, (public_id, record.id), caller.tenant_digest),
         )
-
-    def images(self, caller: Caller, cache_salt: str | None) -> RequestImages | None:
-        """Return what prepares a request's images; None where none are read."""
-        salt = self._server.authenticator.salts.salt(caller.tenant_digest, cache_salt)
-        return self.models.default.images_for(caller.tenant, salt)
 
     async def _parse(self, body: bytes, tenant: str) -> ParsedRequest:
         """Parse a small body here, a large one in a text worker, under the limits of the default model."""

@@ -144,10 +144,10 @@ def _add_generation(app: FastAPI, server: RouteContext, sessions: Sessions) -> N
         EMBEDDINGS,
         _endpoint(EmbeddingsAnswer(server)),
         methods=["POST"],
-        summary="Make embeddings of texts",
+        summary="Make embeddings of texts, images and chats",
         tags=["embeddings"],
         operation_id="EmbeddingRequest",
-        openapi_extra=request_body("EmbeddingFields"),
+        openapi_extra=request_body("EmbeddingRequest"),
     )
 
 

@@ -115,8 +115,8 @@ def read_job(model: TextModel, params: bytes, payload: bytes, enter: Enter) -> b
     value = parse_json(payload)
     request = SHAPES[given.kind](value)
     request.check_against(given.limits.with_model(model))
-    places = list(request.image_places) if isinstance(request, ParsedRequest) else []
-    return _encode(Outline(request.outline(value), request.prompts, request.size(model), places))
+    outline, places = request.outline(value), list(request.image_places)
+    return _encode(Outline(outline, request.prompts, request.size(model), places))
 
 
 def tokenize_job(model: TextModel, params: bytes, payload: bytes, enter: Enter) -> bytes:
@@ -124,8 +124,9 @@ def tokenize_job(model: TextModel, params: bytes, payload: bytes, enter: Enter) 
     enter(PARSING)
     given = msgspec.msgpack.decode(params, type=TokenizeParams)
     request = SHAPES[given.kind](parse_json(payload))
+    request.layouts = given.layouts
     if isinstance(request, ParsedRequest):
-        request.carried, request.layouts = given.carried, given.layouts
+        request.carried = given.carried
     try:
         with about_param(request.prompt_param):
             prompts = request.tokenize(model, enter, given.context)
@@ -180,7 +181,7 @@ async def count_in_worker(
     InvalidRequest, and Busy where the text workers have too much to do for `tenant`."""
     many = dataclasses.replace(limits, context=HOPELESS * limits.context)
     tokenize = partial(tokenize_in_worker, pool, kind, body, many, tenant, b"")
-    async with with_images(tokenize, images, limits, many.context) as (found, held):
+    async with with_images(tokenize, images, many) as (found, held):
         if held is not None:
             held.release()
         return sum(found.counts)
@@ -218,7 +219,7 @@ class BodyPrompts:
         `Prompts.tokenize` does."""
         images = partial(self.images, params.cache_salt)
         tokenize = partial(self._tokenized, pool, limits, tenant)
-        async with with_images(tokenize, images, limits, limits.context) as (found, held):
+        async with with_images(tokenize, images, limits) as (found, held):
             prompts = prompts_of(found, params, limits, self.param).with_images(held)
         self.request.prepared = prompts.prepared
         self.request.echoes = [_echo(*both) for both in zip(found.echoes, prompts.ids, strict=False)]

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from ...errors import InvalidRequest
 from ...text.images import Layout
 from ...text.images.prompt import IMAGE, images_of
 from ...text.work.stages import RENDERING, TOKENIZING
 from ..answer_options import AnswerOptions, tool_definitions
+from ..chat_messages import asks_to_continue
 from ..prepared import PreparedPrompts
 from ..text_jobs import Enter, prepared_chat, with_prediction
 
@@ -66,6 +68,19 @@ class ChatPrompt:
             most=most,
             images=self.layouts,
         )
+
+
+def continues(messages: Sequence[Any], continue_final_message: bool | None, add_generation_prompt: bool | None) -> bool:
+    """Whether the last message is left open. Raises InvalidRequest where a new one is to follow it, too."""
+    if not continue_final_message:
+        return asks_to_continue(messages)
+    if add_generation_prompt:
+        raise InvalidRequest(
+            "continue_final_message and add_generation_prompt are both true: the last message can't be left open and "
+            "be followed by a new one; leave out one of them",
+            param="continue_final_message",
+        )
+    return True
 
 
 def _without_images(value: Any) -> Any:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pydantic.json_schema import models_json_schema
 
 from .json_schemas import REF, Schema, ref
-from .openai.embedding_fields import EmbeddingFields
+from .openai.embedding_fields import EmbeddingChatFields, EmbeddingFields
 from .openai.schema import ChatRequest, CompletionRequest, DetokenizeFields, TokenizeChatFields, TokenizeTextFields
 from .responses.schema import CompactRequest, ResponseRequest
 
@@ -48,7 +48,8 @@ def limit_spec_prefill(requests: Mapping[str, Schema], facts: ServerFacts) -> No
 
 def request_schemas(facts: ServerFacts) -> dict[str, Schema]:
     """Return the requests' schemas, and those of the objects in them except messages."""
-    bodies = (ChatRequest, CompletionRequest, EmbeddingFields, ResponseRequest, CompactRequest, *TOKEN_SHAPES)
+    embeddings = (EmbeddingFields, EmbeddingChatFields)
+    bodies = (ChatRequest, CompletionRequest, *embeddings, ResponseRequest, CompactRequest, *TOKEN_SHAPES)
     shapes = [(shape, "validation") for shape in bodies]
     _, defined = models_json_schema(shapes, ref_template=REF + "{model}")  # type: ignore[arg-type]
     requests: dict[str, Schema] = defined["$defs"]
@@ -63,10 +64,13 @@ def request_schemas(facts: ServerFacts) -> dict[str, Schema]:
         _limit_response(requests[name]["properties"], facts)
     for schema in requests.values():
         _limit_lengths(schema["properties"], facts)
-    _limit_embeddings(requests["EmbeddingFields"], facts)
-    requests["ChatRequest"]["properties"]["messages"]["items"] = ref("Message")
-    requests["ChatRequest"]["not"] = BOTH
-    return _with_token_requests(requests, facts)
+    for shape in embeddings:
+        _limit_embeddings(requests[shape.__name__], facts)
+    for name in ("ChatRequest", "EmbeddingChatFields"):
+        requests[name]["properties"]["messages"]["items"] = ref("Message")
+        requests[name]["not"] = BOTH
+    either = {"anyOf": [ref(shape.__name__) for shape in embeddings]}
+    return _with_token_requests(requests, facts) | {"EmbeddingRequest": either}
 
 
 def _with_token_requests(requests: dict[str, Schema], facts: ServerFacts) -> dict[str, Schema]:
@@ -112,7 +116,7 @@ def _limit_embeddings(schema: Schema, facts: ServerFacts) -> None:
         _require_model(schema)
     if facts.dimensions:
         _kind(fields["dimensions"], "integer")["maximum"] = facts.dimensions
-    if facts.vocabulary is not None:
+    if facts.vocabulary is not None and "input" in fields:
         for one in _token_ids(fields["input"]):
             one["maximum"] = facts.vocabulary - 1
 

@@ -33,6 +33,6 @@ class CountTokens(Answer):
         check_images(parsed.image_places, text.images, limits.no_images, limits.context)
         check_size(parsed.size(text), 1, limits, parsed.prompt_param)
         record.prompt_tokens = await count_in_worker(
-            model.texts.pool, parsed.kind, body.data, limits, caller.tenant, partial(self.images, caller, None)
+            model.texts.pool, parsed.kind, body.data, limits, caller.tenant, partial(self.images_for, caller)
         )
         await send_json(send, 200, encode({"input_tokens": record.prompt_tokens}))

@@ -10,7 +10,7 @@ from ....errors import InvalidRequest
 from ....text import TextView
 from ....text.events import Event, Reasoning, ends_with_call
 from ...answer_options import AnswerOptions
-from ...chat_messages import asks_to_continue, read_turns
+from ...chat_messages import read_turns
 from ...generation.pieces import STOP, Piece, Usage, WholeChoice
 from ...output_fields import FIELDS as OUTPUT_FIELDS
 from ...output_fields import read_output
@@ -19,7 +19,7 @@ from ...prepared import PreparedPrompts
 from ...reasoning_fields import ReasoningOptions, read_reasoning
 from ...text_jobs import Enter
 from ...tool_fields import read_choice, read_function_call, read_functions, read_tools
-from ..chat_prompt import ChatPrompt
+from ..chat_prompt import ChatPrompt, continues
 from ..neutral_fields import refuse_beyond_neutral
 from ..parsed import Head
 from ..parsing import read
@@ -56,13 +56,14 @@ class ParsedChat(ParsedOpenAi):
         body = read(ChatRequest, value)
         super().__init__(body)
         given = self.given = Renamed(body)
-        turns, continues = read_turns(body.messages), _continues(body)
+        turns = read_turns(body.messages)
+        is_open = continues(body.messages, body.continue_final_message, body.add_generation_prompt)
         reasoning = read_reasoning(value, body.enable_thinking)
         self.shows_reasoning = reasoning.shown
         variables = reasoning.template_variables() | checked_kwargs(body.chat_template_kwargs or {})
         self.options = _options(body, value, reasoning)
         opens_answer = body.add_generation_prompt is not False
-        self.prompt = ChatPrompt(turns, self.options, variables, continues, opens_answer)
+        self.prompt = ChatPrompt(turns, self.options, variables, is_open, opens_answer)
         self.image_places = self.prompt.image_places
         self.older_form = bool(body.functions)
         self._called: dict[int, bool] = {}
@@ -159,19 +160,6 @@ def _logprobs(body: ChatFields) -> int | None:
     """Return the number of likely tokens to list with each token; None without log-probabilities."""
     requested = bool(body.top_logprobs) if body.logprobs is None else body.logprobs
     return (body.top_logprobs or 0) if requested else None
-
-
-def _continues(body: ChatFields) -> bool:
-    """Whether the answer continues the last message."""
-    if not body.continue_final_message:
-        return asks_to_continue(body.messages)
-    if body.add_generation_prompt:
-        raise InvalidRequest(
-            "continue_final_message and add_generation_prompt are both true: the last message can't be left open and "
-            "be followed by a new one; leave out one of them",
-            param="continue_final_message",
-        )
-    return True
 
 
 def _options(body: ChatFields, value: Mapping[str, Any], reasoning: ReasoningOptions) -> AnswerOptions:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import base64
 from array import array
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -14,6 +13,9 @@ from starlette.types import Receive, Scope, Send
 from ....text import TextView
 from ...generation.embedding import EmbeddingRequest, Embeddings, check_embedding, embed
 from ...generation.embedding_inputs import check_count
+from ...media.parts import check_images
+from ...media.tokenizing import ImagesOf, no_images, with_images
+from ...prepared import PreparedPrompts
 from ...served_models import ServedModel
 from ...strict_json import is_small, parse_json
 from ...text_jobs import TextJobRunner, ids_of
@@ -35,27 +37,35 @@ WRITE_ASIDE_NUMBERS = 8192
 @dataclass(frozen=True)
 class BodyInputs:
     """The inputs in a request's body (`generation.embedding.EmbeddingInputs`). The body is let go once they are
-    tokenized."""
+    tokenized. `images` returns what prepares their images."""
 
     request: ParsedEmbedding
     body: Body
+    images: ImagesOf = no_images
 
     def __len__(self) -> int:
         return self.request.prompts
 
     def size(self, text: TextView, limits: Limits) -> int:
+        for places in self.request.places_by_input():
+            check_images(places, text.images, limits.no_images or text.no_images, limits.context)
         if self.request.outlined is None:
             self.request.check_against(limits)
         size = self.request.size(text)
+        if text.images is not None:
+            size += text.images.typical_tokens * len(self.request.image_places)
         check_size(size, len(self), limits, "input")
         return size
 
-    async def tokenize(self, pool: TextJobRunner, limits: Limits, tenant: str) -> Sequence[Sequence[int]]:
-        found = await tokenize_in_worker(pool, self.request.kind, self.body.data, limits, tenant)
-        for place, count in enumerate(found.counts):
-            check_count(count, limits, self.request.param(place))
+    async def tokenize(self, pool: TextJobRunner, limits: Limits, tenant: str) -> PreparedPrompts:
+        tokenize = partial(tokenize_in_worker, pool, self.request.kind, self.body.data, limits, tenant, b"")
+        async with with_images(tokenize, self.images, limits, len(self)) as (found, held):
+            for place, count in enumerate(found.counts):
+                check_count(count, limits, self.request.param(place))
+            ids = [ids_of(data) for data in found.ids]
+            prompts = PreparedPrompts(ids, places=found.places).with_images(held)
         self.body.release()
-        return [ids_of(data) for data in found.ids]
+        return prompts
 
 
 class EmbeddingsAnswer:
@@ -77,7 +87,7 @@ class EmbeddingsAnswer:
         request = EmbeddingRequest(
             kind=parsed.kind,
             id=public_id,
-            inputs=BodyInputs(parsed, body),
+            inputs=BodyInputs(parsed, body, partial(server.images_for, caller, parsed.cache_salt)),
             caller=caller,
             arrival=server.arrival_of(scope),
             salts=server.authenticator.salts,
@@ -109,7 +119,7 @@ class EmbeddingsAnswer:
         check_embedding(model, None, None)
         outline = await outline_in_worker(model.texts.pool, self.shape.kind, body, model.limits(), tenant)
         parsed = self.shape(outline.value)
-        parsed.outlined = outline.size
+        parsed.outlined, parsed.image_places = outline.size, outline.image_places
         return parsed
 
 

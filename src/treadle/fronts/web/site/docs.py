@@ -214,8 +214,17 @@ class Docs:
     def _fields(self, call: Operation) -> Fields:
         assert call.body is not None
         request, _, _ = self._examples(call)
-        body = resolved(call.body.get("schema", {}), self._schemas)
+        body = self._merged(resolved(call.body.get("schema", {}), self._schemas))
         return Fields(call.path, body, self._schemas, request | FIELDS)
+
+    def _merged(self, body: Schema) -> Schema:
+        """Return a body of several forms as one with the fields of all; those are required that all forms require."""
+        forms = [resolved(one, self._schemas) for one in body.get("anyOf", [body])]
+        fields: dict[str, Schema] = {}
+        for form in forms:
+            fields = {**form.get("properties", {}), **fields}
+        required = [name for name in fields if all(name in form.get("required", ()) for form in forms)]
+        return {"properties": fields, "required": required}
 
     def _examples(self, call: Operation) -> tuple[dict[str, Any], str, list[tuple[str, dict[str, Any]]]]:
         """Return a request with its answer, and further requests with their titles. The pair is the document's if it
