@@ -32,7 +32,7 @@ def make_qwen3_embedding(folder: Path) -> Path:
     _rename(folder)
     _append(folder, "$A <eos>", EOS, "<eos>")
     change_json(folder / "config.json", architectures=["Qwen3ForCausalLM"])
-    _modules(folder, "pooling_mode_lasttoken", dense=0)
+    write_modules(folder, "pooling_mode_lasttoken", dense=0)
     return folder
 
 
@@ -42,7 +42,7 @@ def make_gemma_embedding(folder: Path, *, sliding_window: int = 32, dense: int =
     _rename(folder)
     _append(folder, "<bos> $A <eos>", EOS, "<eos>", BOS, "<bos>")
     change_json(folder / "config.json", use_bidirectional_attention=True, architectures=["Gemma3TextModel"])
-    _modules(folder, "pooling_mode_mean_tokens", dense=dense)
+    write_modules(folder, "pooling_mode_mean_tokens", dense=dense)
     return folder
 
 
@@ -62,7 +62,8 @@ def _append(folder: Path, template: str, *specials: Any) -> None:
     tokenizer.save(path)
 
 
-def _modules(folder: Path, mode: str, *, dense: int) -> None:
+def write_modules(folder: Path, mode: str, *, dense: int = 0) -> None:
+    """Describe the folder as one of sentence-transformers, pooled by `mode`, with so many Dense layers behind it."""
     kinds = ["Transformer", "Pooling", *["Dense"] * dense, "Normalize"]
     paths = ["", *(f"{i}_{kind}" for i, kind in enumerate(kinds) if i)]
     write_json(

@@ -112,11 +112,12 @@ class SelectingNorm(nn.Module):  # type: ignore[misc]
 
 
 def headless(model: type) -> type:
-    """Return the class `model` of a decoder, for weights that are named without the decoder's prefix. It has the name
-    and the module of `model`, by which its kind is known."""
+    """Return the class `model` of a decoder, for weights that may be named without the decoder's prefix. It has the
+    name and the module of `model`, by which its kind is known."""
 
     def sanitize(self: Any, weights: dict[str, Any]) -> dict[str, Any]:
-        renamed = {name if name.startswith("model.") else f"model.{name}": value for name, value in weights.items()}
+        prefixed = any(name.startswith(("model.", "language_model.")) for name in weights)
+        renamed = weights if prefixed else {f"model.{name}": value for name, value in weights.items()}
         own = getattr(super(made, self), "sanitize", None)
         return renamed if own is None else dict(own(renamed))
 

@@ -55,6 +55,9 @@ class MlxLm:
         return text_classes(self._utils, config) if renames(config) else self._utils._get_classes(config)
 
     def _headless(self, config: dict[str, Any]) -> tuple[type, type]:
+        text = config.get("text_config")
+        if isinstance(text, dict):
+            text["tie_word_embeddings"] = True  # the configuration that the model is made by
         model, arguments = self._classes(config)
         return headless(model), arguments
 
