@@ -193,6 +193,20 @@ async def test_usage_and_count_tokens_agree() -> None:
         assert counted == without["input_tokens"] + len(MARKS_TOKENS)
 
 
+@in_loop
+async def test_tokenize_puts_the_tokens_of_images_where_the_chat_does() -> None:
+    store = PixelStore()
+    async with seeing(images=inline_service(store=store)) as (f, seen):
+        body = chat(text("What is it?"), url_part(), url_part(WIDE))
+        tokens = (await f.post("/tokenize", {**body, "return_token_strs": True})).json
+        assert (await f.post(CHAT, body)).status == 200
+        assert tokens["tokens"] == list(seen.requests[0].prompt)
+        assert (tokens["count"], tokens["token_strs"].count(PAD)) == (len(tokens["tokens"]), 12)
+        assert store.free_bytes == store.budget
+        bad = await f.post("/tokenize", chat(url_part(b"hello")))
+        assert (bad.status, bad.json["error"]["param"]) == (400, "messages[0].content[0].image_url.url")
+
+
 MARKS_TOKENS = range(4 + 8 + 2 * 2)
 """Tokens of both images and of the marks around them."""
 
@@ -323,6 +337,7 @@ async def test_an_animation_is_read_by_its_first_frame() -> None:
         (RESPONSES, {"input": [turn(INPUT)]}, "input[0].content[0].image_url"),
         (MESSAGES, {"max_tokens": 9, "messages": [turn(source())]}, "messages[0].content[0].source.data"),
         (COUNT, {"messages": [turn(source())]}, "messages[0].content[0].source.data"),
+        ("/tokenize", chat(url_part()), "messages[0].content[0].image_url.url"),
     ],
 )
 @pytest.mark.parametrize(
@@ -355,12 +370,10 @@ async def test_images_of_earlier_responses_are_refused_by_a_model_that_reads_non
 
 
 @in_loop
-async def test_raw_prompts_and_tokenize_take_no_images() -> None:
+async def test_raw_prompts_take_no_images() -> None:
     async with seeing() as (f, _):
         raw = await f.post("/api/generate", {"prompt": "a", "images": [b64()], "raw": True})
         assert (raw.status, "images are not supported with raw" in raw.body.decode()) == (400, True)
-        tokens = await f.post("/tokenize", chat(url_part()))
-        assert (tokens.status, "/tokenize takes text" in tokens.body.decode()) == (400, True)
         for wrong in ("x", [5]):
             bad = await f.post("/api/chat", {"messages": [{"role": "user", "content": "a", "images": wrong}]})
             assert (bad.status, "messages[0].images" in bad.body.decode()) == (400, True)

@@ -3,15 +3,20 @@ no part in it."""
 
 from __future__ import annotations
 
+from functools import partial
+
 import msgspec
 from starlette.types import Receive, Scope, Send
 
+from ..media.tokenizing import Layouts, with_images
+from ..text_jobs import IMAGE_BYTES
+from ..validate import Limits
 from .access_log import record_of
 from .answer import RouteContext, with_body
 from .body import Body
 from .errors import send_json
 from .guard import caller_of
-from .token_jobs import TokenAnswer
+from .token_jobs import TokenAnswer, TokenParams
 from .worker_limits import WorkerLimits
 
 TOKEN_ROUTES = {
@@ -34,12 +39,18 @@ class TokenRoute:
     async def _answer(self, body: Body, scope: Scope, send: Send) -> None:
         """Answer under the limits of the default model. The request counts as one of its key's, without tokens."""
         server, caller = self._server, caller_of(scope)
-        model, size = server.models.default, len(body.data)
-        params = msgspec.msgpack.encode(WorkerLimits.of(model.limits()))
+        limits = server.models.default.limits()
+        tokenize = partial(self._tokenized, body.data, limits, caller.tenant)
         with caller.account.serve(record_of(scope), rows=0, tokens=0, clock=server.clock):
-            data = await model.texts.pool.run(
-                self._job, params, body.data, tenant=caller.tenant, parsed=size, tokenized=size
-            )
-            answer = msgspec.msgpack.decode(data, type=TokenAnswer)
+            async with with_images(tokenize, partial(server.images_for, caller), limits) as (answer, held):
+                if held is not None:
+                    held.release()
             server.models.get(answer.model)
         await send_json(send, 200, answer.body)
+
+    async def _tokenized(self, body: bytes, limits: Limits, tenant: str, layouts: Layouts) -> TokenAnswer:
+        params = msgspec.msgpack.encode(TokenParams(WorkerLimits.of(limits), layouts))
+        size = len(body) + IMAGE_BYTES * len(layouts)
+        pool = self._server.models.default.texts.pool
+        data = await pool.run(self._job, params, body, tenant=tenant, parsed=size, tokenized=size)
+        return msgspec.msgpack.decode(data, type=TokenAnswer)
