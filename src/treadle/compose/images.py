@@ -12,7 +12,6 @@ from ..fronts.media.service import ImageService, Workers
 from ..fronts.media.store import PixelStore
 
 if TYPE_CHECKING:
-    from ..telemetry.metrics import Metrics
     from ..text.images import AnySettings
 
 PACKAGES = ("numpy", "PIL")
@@ -20,8 +19,10 @@ PACKAGES = ("numpy", "PIL")
 log = logging.getLogger(__name__)
 
 
-def image_service(settings: Settings, metrics: Metrics, on_refused: Callable[[], None]) -> ImageService:
-    """Return the service of images. Nothing of it runs yet."""
+def image_service(
+    settings: Settings, on_refused: Callable[[], None], on_killed: Callable[[], None] = lambda: None
+) -> ImageService:
+    """Return the service of images. Nothing of it runs yet. `on_refused` and `on_killed` are called for the metrics."""
 
     def make(images: AnySettings) -> Workers:
         from .. import shared_memory
@@ -34,7 +35,7 @@ def image_service(settings: Settings, metrics: Metrics, on_refused: Callable[[],
             most=image_workers(),
             max_wait_s=settings.max_wait_s,
             on_refused=on_refused,
-            on_killed=metrics.image_killed,
+            on_killed=on_killed,
         )
 
     store = PixelStore(on_refused=on_refused)

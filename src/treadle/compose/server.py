@@ -137,7 +137,7 @@ class Server:
         spare = DescriptorReserve()
         engine = self._engine = engine_for(settings, self._model_folder, [metrics], spare)
         texts = TextWorkers(settings, lambda: engine.gate.refuse(Refusal.TEXT_BUSY), metrics)
-        images = image_service(settings, metrics, lambda: engine.gate.refuse(Refusal.IMAGE_BUSY))
+        images = image_service(settings, lambda: engine.gate.refuse(Refusal.IMAGE_BUSY), metrics.image_killed)
         names, aliases = model_names(settings), alias_names(settings)
         model = ServedModel(names, engine, texts, settings.max_tokens, aliases, images)
         metrics.watch(model)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -17,7 +17,7 @@ import msgspec
 from ..errors import ContextLengthExceeded, InvalidRequest
 from ..text.images import ImageSource, Layout
 from ..text.images.anchors import expanded
-from ..text.images.prompt import PlacedImage
+from ..text.images.prompt import ImagesNeeded, PlacedImage, with_sources
 from ..text.work.stages import COMPILING, RENDERING, STAGES, TOKENIZING
 from .answer_options import NO_OPTIONS, AnswerOptions, tool_definitions
 from .log_once import LogOnce
@@ -62,13 +62,16 @@ class TextJobRunner(Protocol):
 
 class TextParams(msgspec.Struct, frozen=True, omit_defaults=True):
     """Parameters of `text`, `messages` and `options`: a prompt of over `context` tokens is counted, not sent back.
-    `param` is the field that refusals name, `variables` are for the template."""
+    `param` is the field that refusals name. A chat's answer `continues` its last message, or gets a turn of its own,
+    which `opens_answer` opens; `variables` are for the template, and `layouts` those of images."""
 
     context: int
     param: str
     continues: bool = False
     options: AnswerOptions = NO_OPTIONS
     variables: dict[str, Any] = {}
+    opens_answer: bool = True
+    layouts: dict[bytes, Layout] = {}
 
 
 class Echoed(msgspec.Struct, frozen=True, array_like=True):
@@ -112,19 +115,24 @@ def messages_job(model: TextModel, params: bytes, payload: bytes, enter: Enter) 
     """Render and tokenize one chat, given as turns in msgpack."""
     enter(RENDERING)
     given = msgspec.msgpack.decode(params, type=TextParams)
-    turns: list[dict[str, Any]] = msgspec.msgpack.decode(payload)
-    with about_param(given.param):
-        prompt = model.chat_prompt(
-            turns,
-            tools=tool_definitions(given.options),
-            extra=given.variables,
-            continue_final_message=given.continues,
-            rendered=lambda: enter(TOKENIZING),
-            most=given.context,
-        )
+    turns = [with_sources(turn) for turn in msgspec.msgpack.decode(payload)]
+    try:
+        with about_param(given.param):
+            prompt = model.chat_prompt(
+                turns,
+                tools=tool_definitions(given.options),
+                extra=given.variables,
+                add_generation_prompt=given.opens_answer,
+                continue_final_message=given.continues,
+                rendered=lambda: enter(TOKENIZING),
+                most=given.context,
+                images=given.layouts,
+            )
+    except ImagesNeeded as images:
+        return needs_images(images.sources)
     prepared = prepared_chat(model, given.options, prompt.ids, enter)
     prepared = with_prediction(model, given.options, prepared, given.context)
-    return tokenized([prompt.ids], given.context, prepared=prepared)
+    return tokenized([prompt.ids], given.context, prepared=prepared, places=[prompt.images])
 
 
 def options_job(model: TextModel, params: bytes, payload: bytes, enter: Enter) -> bytes:
@@ -281,37 +289,25 @@ async def tokenize_text(
     return prompts_of(decode_tokenized(data), params, limits, param)
 
 
-async def text_counted(
-    pool: TextJobRunner, text: str, limits: Limits, tenant: str, param: str
-) -> tuple[int, Sequence[int]]:
+async def text_counted(pool: TextJobRunner, text: str, limits: Limits, tenant: str, param: str) -> Tokenized:
     """Return one text's number of tokens, and their ids unless they are more than the context. Raises
     ContextLengthExceeded for a text of which that is certain, and the tokenizer's own refusals."""
     payload = text.encode("utf-8", "surrogatepass")
     given = _encode(TextParams(limits.context, param))
-    found = decode_tokenized(await pool.run("text", given, payload, tenant=tenant, tokenized=len(payload)))
-    return found.counts[0], ids_of(found.ids[0])
+    return decode_tokenized(await pool.run("text", given, payload, tenant=tenant, tokenized=len(payload)))
 
 
 async def tokenize_messages(
-    pool: TextJobRunner,
-    turns: Sequence[dict[str, Any]],
-    continues: bool,
-    params: ValidatedRequest,
-    limits: Limits,
-    tenant: str,
-    param: str,
-    options: AnswerOptions = NO_OPTIONS,
-    variables: Mapping[str, Any] | None = None,
-) -> PreparedPrompts:
-    """Return the token ids of a chat; with `continues` the answer continues the last message. `variables` are for the
-    template. Raises ContextLengthExceeded for one that is too long, InvalidRequest for a grammar, and the template's
-    and tokenizer's own refusals."""
+    pool: TextJobRunner, turns: Sequence[dict[str, Any]], given: TextParams, tenant: str
+) -> Tokenized:
+    """Return the tokens of a chat, or the images that are needed for them. Raises ContextLengthExceeded for one that is
+    too long, InvalidRequest for a grammar, and the template's and tokenizer's own refusals."""
     payload = _encode(turns)
-    given = _encode(TextParams(limits.context, param, continues, options, dict(variables or {})))
-    size = len(payload) + len(options.prediction)
-    with about_grammar(options):
-        data = await pool.run("messages", given, payload, tenant=tenant, parsed=size, tokenized=size)
-    return prompts_of(decode_tokenized(data), params, limits, param)
+    size = len(payload) + len(given.options.prediction) + IMAGE_BYTES * len(given.layouts)
+    with about_grammar(given.options):
+        return decode_tokenized(
+            await pool.run("messages", _encode(given), payload, tenant=tenant, parsed=size, tokenized=size)
+        )
 
 
 async def prepare_options(

@@ -12,9 +12,11 @@ from typing import Any, cast
 
 from ..compose.checks import require_installed
 from ..compose.engine import engine_for
+from ..compose.images import image_service
 from ..compose.texts import LocalTexts
 from ..compose.waiting import aside
 from ..config import Settings
+from ..core.refusals import Refusal
 from ..core.virtual_queue import Arrival
 from ..engine.client import EngineClient
 from ..engine.status import status_of
@@ -29,6 +31,7 @@ from ..fronts.generation.life import begin
 from ..fronts.generation.pieces import STOP, Piece, WholeChoice
 from ..fronts.generation.prompts import IdsPrompt, MessagesPrompt, Prompts, TextPrompt
 from ..fronts.generation.request import GenerationRequest
+from ..fronts.media.service import RequestImages
 from ..fronts.served_models import ServedModel, model_names
 from ..fronts.validate import Limits, RawParams, ValidatedRequest, check
 from ..fronts.value_checks import check_whole
@@ -38,13 +41,17 @@ from ..telemetry.access_log import RequestRecord
 from ..text.events import Event, Text, ends_with_call
 from .arguments import Arguments, read_arguments
 from .completion import TOOL_CALLS, Completion, calls_of, reasoning_of
-from .inputs import read_inputs, read_pooling
+from .images import needs_reading, with_sources
+from .inputs import holds_images, read_inputs, read_pooling
 
 ONE_PROGRAM = 1
 """The fingerprint of all calls: a ticket of one of them is valid for any other."""
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
-"""Text, token ids, or chat messages with `role` and `content`, as the HTTP API reads them: unknown keys are ignored."""
+"""Text, token ids, or chat messages with `role` and `content`, as the HTTP API reads them: unknown keys are ignored. An
+image is a part `{"type": "image", "image": ...}`: of Pillow, bytes, a Path, or a URL."""
+Item = str | Sequence[int] | Mapping[str, Any]
+"""An input of embeddings: text, token ids, or a dict with `text`, `image` or both."""
 
 
 class Engine:
@@ -104,12 +111,16 @@ class Engine:
         except BaseException:
             await client.stop()
             raise
-        self._model = ServedModel(model_names(self.settings), client, self._texts, self.settings.max_tokens)
+        images = image_service(self.settings, lambda: client.gate.refuse(Refusal.IMAGE_BUSY))
+        names, most = model_names(self.settings), self.settings.max_tokens
+        self._model = ServedModel(names, client, self._texts, most, images=images)
 
     async def stop(self) -> None:
         """End the engine; what still runs gets an error. Idempotent."""
         if self._model is not None:
             await self._model.engine.stop()
+            if self._model.images is not None:
+                await self._model.images.close()
         self._texts.close()
 
     async def __aenter__(self) -> Engine:
@@ -155,28 +166,31 @@ class Engine:
 
     async def embed(
         self,
-        inputs: str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]],
+        inputs: Item | Sequence[Item],
         *,
         dimensions: int | None = None,
         pooling: str | None = None,
         cache_salt: str | None = None,
     ) -> list[array[float]]:
-        """Return one vector of length 1, as an array of float32 numbers, for each input: texts or lists of token ids.
+        """Return one vector of length 1, as an array of float32 numbers, for each input: texts, lists of token ids, or
+        dicts with `text`, `image` (as in a chat) or both, which are rendered as a message of the user.
 
         `dimensions` cuts vectors to their first numbers. `pooling` is "last", "mean" or "cls"; by default the model's
         own. Raises InvalidRequest with the place, and Busy.
         """
+        read = await aside(lambda: read_inputs(inputs)) if holds_images(inputs) else read_inputs(inputs)
+        salt = check_cache_salt(cache_salt)
         request = EmbeddingRequest(
             kind="library",
             id="library",
-            inputs=ListedInputs(read_inputs(inputs), "inputs"),
+            inputs=ListedInputs(read, "inputs", partial(self._images, salt)),
             caller=self._caller,
             arrival=Arrival(fingerprint=ONE_PROGRAM, repeat=True),
             salts=self._salts,
             record=RequestRecord(id="", method="", path="", started=time.monotonic()),
             dimensions=check_whole("dimensions", dimensions, 1, 2**31 - 1),
             pooling=read_pooling(pooling),
-            cache_salt=check_cache_salt(cache_salt),
+            cache_salt=salt,
         )
         found = await embed(self._served, request)
         return [array("f", vector) for vector in found.vectors]
@@ -211,10 +225,13 @@ class Engine:
     @asynccontextmanager
     async def _begin(self, prompt: Prompt, arguments: Arguments) -> AsyncIterator[Choice]:
         """Admit one request and give its choice."""
+        if _is_chat(prompt) and needs_reading(cast("Sequence[Any]", prompt)):
+            messages = cast("Sequence[Any]", prompt)
+            prompt = await aside(lambda: with_sources(messages, "prompt"))
         request = GenerationRequest(
             kind="library",
             id="library",
-            prompts=_prompts(prompt, arguments),
+            prompts=_prompts(prompt, arguments, self._images),
             check=partial(_check, arguments.params),
             caller=self._caller,
             arrival=Arrival(fingerprint=ONE_PROGRAM, repeat=True),
@@ -225,6 +242,11 @@ class Engine:
         async with begin(self._served, request) as choices:
             (choice,) = choices
             yield choice
+
+    def _images(self, cache_salt: str | None) -> RequestImages | None:
+        """Return what prepares the images of a call; None where none are read."""
+        salt = self._salts.salt(self._caller.tenant_digest, cache_salt)
+        return self._served.images_for(self._caller.tenant, salt)
 
 
 def _events_of(piece: Piece) -> Sequence[Event]:
@@ -244,11 +266,11 @@ def _is_chat(prompt: Prompt) -> bool:
     return isinstance(prompt, Sequence) and bool(prompt) and isinstance(prompt[0], Mapping)
 
 
-def _prompts(prompt: Prompt, arguments: Arguments) -> Prompts:
+def _prompts(prompt: Prompt, arguments: Arguments, images: Callable[[str | None], RequestImages | None]) -> Prompts:
     options = arguments.options
     if _is_chat(prompt):
         messages = cast("Sequence[Mapping[str, Any]]", prompt)
-        return MessagesPrompt(messages, "prompt", options, arguments.variables)
+        return MessagesPrompt(messages, "prompt", options, arguments.variables, images)
     if (name := arguments.for_chats) is not None:
         raise InvalidRequest(f"{name} needs a prompt of chat messages", param=name)
     if isinstance(prompt, str):

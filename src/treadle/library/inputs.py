@@ -2,27 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
 
 from ..core.messages import Pooling
 from ..errors import InvalidRequest
+from ..fronts.embedding_items import read_item
 from ..fronts.generation.embedding import MAX_INPUTS
 from ..fronts.generation.embedding_inputs import Input, place_of
+from .images import read_message, source_of
+
+ITEM = ("text", "image", "content")
 
 
 def read_inputs(given: Any) -> list[Input]:
     """Return the inputs, however they were given. Raises InvalidRequest with the place."""
-    inputs: Any = [given] if isinstance(given, str) or _are_ids(given) else given
+    inputs: Any = [given] if isinstance(given, str | Mapping) or _are_ids(given) else given
     if not isinstance(inputs, Sequence) or isinstance(inputs, bytes) or not inputs:
-        raise InvalidRequest("inputs is a text, a list of token ids, or a list of either: give one", param="inputs")
+        raise InvalidRequest(
+            "inputs is a text, a list of token ids, a dict with text or image, or a list of these: give one",
+            param="inputs",
+        )
     if len(inputs) > MAX_INPUTS:
         raise InvalidRequest(f"inputs has {len(inputs)} inputs: give at most {MAX_INPUTS}", param="inputs")
-    for place, one in enumerate(inputs):
-        if not one or not (isinstance(one, str) or _are_ids(one)):
-            param = place_of("inputs", place, len(inputs))
-            raise InvalidRequest(f"{param} is {one!r:.80}: it must be text or a list of token ids", param=param)
-    return list(inputs)
+    return [_input(one, place_of("inputs", place, len(inputs))) for place, one in enumerate(inputs)]
+
+
+def holds_images(given: Any) -> bool:
+    """Whether some inputs may hold images, whose reading takes time."""
+    return isinstance(given, Mapping) or (
+        isinstance(given, list | tuple) and any(isinstance(one, Mapping) for one in given)
+    )
+
+
+def _input(one: Any, at: str) -> Input:
+    if isinstance(one, Mapping):
+        if unknown := one.keys() - set(ITEM):
+            name = min(map(str, unknown))
+            raise InvalidRequest(f"{at} has the key {name!r:.80}: known are {', '.join(ITEM)}", param=at)
+        return read_item(read_message(one, at), at, source_of)
+    if one and (isinstance(one, str) or _are_ids(one)):
+        return cast("Input", one)
+    raise InvalidRequest(
+        f"{at} is {one!r:.80}: it must be text, a list of token ids, or a dict with text or image", param=at
+    )
 
 
 def read_pooling(given: Any) -> Pooling | None:

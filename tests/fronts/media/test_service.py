@@ -18,7 +18,6 @@ from treadle.errors import Busy, ContextLengthExceeded, InvalidRequest, ServerSt
 from treadle.fronts.media.needed import MAX_IMAGE_BYTES, NeededImage, needed_image
 from treadle.fronts.media.service import ImageService
 from treadle.fronts.media.store import PixelStore
-from treadle.telemetry.metrics import Metrics
 from treadle.text.images import ImageSource
 from treadle.text.images.prompt import PlacedImage
 
@@ -180,7 +179,7 @@ async def test_a_server_prepares_images_in_a_process_and_removes_what_others_lef
     with shared_memory.create(left, 4):
         pass
     refused: list[int] = []
-    service = image_service(Settings(), Metrics(), lambda: refused.append(1))
+    service = image_service(Settings(), lambda: refused.append(1))
     assert service.trouble == ""
     assert service.statistics()["processes"] == 0
     held = await prepared(service, needed(png(16, 16)))

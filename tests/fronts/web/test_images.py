@@ -446,17 +446,6 @@ async def test_the_official_sdks_send_images() -> None:
         assert [request.images[0].count for request in seen.requests] == [4] * 4
 
 
-@in_loop
-async def test_a_message_of_the_library_takes_text_alone() -> None:
-    from treadle.fronts.generation.prompts import MessagesPrompt
-
-    async with seeing() as (f, _):
-        prompt = MessagesPrompt([turn(url_part())])
-        limits: Any = f.model.limits()
-        with pytest.raises(InvalidRequest, match="images are read over HTTP alone"):
-            await prompt.tokenize(f.texts.pool, None, limits, "")  # type: ignore[arg-type]
-
-
 def test_an_images_part_can_not_come_in_json() -> None:
     """A part that a dialect has read is no JSON: a client's object in its place is refused."""
     from treadle.fronts.chat_messages import read_turns

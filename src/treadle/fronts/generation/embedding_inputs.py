@@ -1,26 +1,34 @@
-"""Inputs of a request for embeddings that are in memory: texts and token ids."""
+"""Inputs of a request for embeddings that are in memory: texts, token ids, and messages."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 from ...errors import ContextLengthExceeded, InvalidRequest
 from ...text import TextView
+from ...text.images.prompt import PlacedImage, images_of, without_images
+from ..media.needed import NeededImage, needed_image
+from ..media.parts import check_images
+from ..media.tokenizing import ImagesOf, Layouts, no_images, with_images
 from ..prepared import PreparedPrompts
-from ..text_jobs import TextJobRunner, text_counted
+from ..text_jobs import TextJobRunner, TextParams, ids_of, text_counted, tokenize_messages
 from ..validate import Limits, check_prompt_ids, check_size
 
-Input = str | Sequence[int]
+Turn = Mapping[str, Any]
+Input = str | Sequence[int] | Turn
 
 
 @dataclass(frozen=True)
 class ListedInputs:
-    """Texts, for which special tokens are added as the tokenizer does, and lists of token ids. `param` is the field
-    that refusals name."""
+    """Texts, for which special tokens are added as the tokenizer does, lists of token ids, and turns of the user as
+    `read_turns` returns them. `param` is the field that refusals name. `images` returns what prepares images."""
 
     inputs: Sequence[Input]
     param: str = "input"
+    images: ImagesOf = no_images
 
     def __len__(self) -> int:
         return len(self.inputs)
@@ -30,6 +38,8 @@ class ListedInputs:
         for place, one in enumerate(self.inputs):
             if isinstance(one, str):
                 size += max(1, int(len(one.encode("utf-8", "surrogatepass")) / text.bytes_per_token))
+            elif isinstance(one, Mapping):
+                size += self._size_of_turn(one, text, limits)
             else:
                 check_prompt_ids(one, limits, place_of(self.param, place, len(self)))
                 size += len(one)
@@ -37,18 +47,53 @@ class ListedInputs:
         return size
 
     async def tokenize(self, pool: TextJobRunner, limits: Limits, tenant: str) -> PreparedPrompts:
-        return PreparedPrompts(
-            [await self._ids(place, one, pool, limits, tenant) for place, one in enumerate(self.inputs)]
-        )
+        async with with_images(partial(self._all, pool, limits, tenant), self.images, limits, len(self)) as (
+            all_,
+            held,
+        ):
+            return PreparedPrompts(all_.ids, places=all_.places).with_images(held)
 
-    async def _ids(self, place: int, one: Input, pool: TextJobRunner, limits: Limits, tenant: str) -> Sequence[int]:
-        param = place_of(self.param, place, len(self))
-        if not isinstance(one, str):
+    def _size_of_turn(self, turn: Turn, text: TextView, limits: Limits) -> int:
+        """Return about how many tokens a turn has. Raises UnsupportedParameter for images that are not read."""
+        places = [source.at for source in images_of([turn])]
+        check_images(places, text.images, limits.no_images or text.no_images, limits.context)
+        of_images = 0 if text.images is None else text.images.typical_tokens * len(places)
+        written = str(without_images(turn["content"])).encode("utf-8", "surrogatepass")
+        return 1 + int(len(written) / text.bytes_per_token) + of_images
+
+    async def _all(self, pool: TextJobRunner, limits: Limits, tenant: str, layouts: Layouts) -> _Tokens:
+        """Return the tokens of all inputs, or the images that are needed for them."""
+        sources = {source.key: source for source in images_of([one for one in self.inputs if isinstance(one, Mapping)])}
+        if not sources.keys() <= layouts.keys():
+            return _Tokens(needed=[needed_image(source) for source in sources.values()])
+        found = [
+            await self._one(one, place_of(self.param, place, len(self)), pool, limits, tenant, layouts)
+            for place, one in enumerate(self.inputs)
+        ]
+        return _Tokens([ids for ids, _ in found], [places for _, places in found])
+
+    async def _one(
+        self, one: Input, param: str, pool: TextJobRunner, limits: Limits, tenant: str, layouts: Layouts
+    ) -> tuple[Sequence[int], Sequence[PlacedImage]]:
+        if isinstance(one, Mapping):
+            given = TextParams(limits.context, param, layouts=layouts)
+            found = await tokenize_messages(pool, [dict(one)], given, tenant)
+        elif isinstance(one, str):
+            found = await text_counted(pool, one, limits, tenant, param)
+        else:
             check_count(len(one), limits, param)
-            return one
-        count, ids = await text_counted(pool, one, limits, tenant, param)
-        check_count(count, limits, param)
-        return ids
+            return one, ()
+        check_count(found.counts[0], limits, param)
+        return ids_of(found.ids[0]), found.places[0] if found.places else ()
+
+
+@dataclass(frozen=True)
+class _Tokens:
+    """Token ids and places of images of all inputs, or the images that are needed for them (`NeedsImages`)."""
+
+    ids: Sequence[Sequence[int]] = ()
+    places: Sequence[Sequence[PlacedImage]] = ()
+    needed: Sequence[NeededImage] = ()
 
 
 def place_of(param: str, place: int, inputs: int) -> str:

@@ -5,17 +5,30 @@ A front with prompts of another form, such as a body that only a text worker par
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import Any, Protocol
 
-from ...errors import UnsupportedParameter
+import msgspec
+
 from ...text import TextView
-from ...text.images.prompt import images_of
+from ...text.images.prompt import images_of, without_images
 from ..answer_options import NO_OPTIONS, AnswerOptions
 from ..chat_messages import asks_to_continue, read_turns
+from ..media.parts import check_images
+from ..media.service import RequestImages
+from ..media.tokenizing import Layouts, with_images
 from ..prepared import PreparedPrompts
-from ..text_jobs import TextJobRunner, prepare_options, tokenize_messages, tokenize_text
+from ..text_jobs import (
+    TextJobRunner,
+    TextParams,
+    Tokenized,
+    prepare_options,
+    prompts_of,
+    tokenize_messages,
+    tokenize_text,
+)
 from ..validate import Limits, ValidatedRequest, check_prompt_ids, check_size
 
 TokenIds = Sequence[int]
@@ -90,31 +103,41 @@ class TextPrompt:
 @dataclass(frozen=True)
 class MessagesPrompt:
     """One chat, rendered by the model's template; `chat_messages` has the form of a message. `variables` are for the
-    template."""
+    template. `images` returns what prepares its images, under the request's `cache_salt`."""
 
     messages: Sequence[Mapping[str, Any]]
     param: str = "messages"
     options: AnswerOptions = NO_OPTIONS
     variables: Mapping[str, Any] | None = None
+    images: Callable[[str | None], RequestImages | None] = lambda salt: None
+
+    @cached_property
+    def turns(self) -> list[dict[str, Any]]:
+        """The messages, read. Raises as `read_turns` does."""
+        return read_turns(self.messages, self.param)
 
     def __len__(self) -> int:
         return 1
 
     def size(self, text: TextView, limits: Limits) -> int:
-        contents = (str(message.get("content", "")) for message in self.messages if isinstance(message, Mapping))
+        places = [source.at for source in images_of(self.turns)]
+        check_images(places, text.images, limits.no_images or text.no_images, limits.context)
+        contents = (str(without_images(turn["content"])) for turn in self.turns)
         size_bytes = sum(len(content.encode("utf-8", "surrogatepass")) for content in contents)
         size = len(self.messages) + int(size_bytes / text.bytes_per_token)
+        if text.images is not None:
+            size += text.images.typical_tokens * len(places)
         check_size(size, 1, limits, self.param)
         return size
 
     async def tokenize(
         self, pool: TextJobRunner, params: ValidatedRequest, limits: Limits, tenant: str
     ) -> PreparedPrompts:
-        turns = read_turns(self.messages, self.param)
-        first = next(images_of(turns), None)
-        if first is not None:
-            raise UnsupportedParameter(f"{first.at} is an image: images are read over HTTP alone", param=first.at)
-        continues = asks_to_continue(self.messages)
-        return await tokenize_messages(
-            pool, turns, continues, params, limits, tenant, self.param, self.options, self.variables
-        )
+        continues, variables = asks_to_continue(self.messages), dict(self.variables or {})
+        given = TextParams(limits.context, self.param, continues, self.options, variables)
+
+        async def tokenize(layouts: Layouts) -> Tokenized:
+            return await tokenize_messages(pool, self.turns, msgspec.structs.replace(given, layouts=layouts), tenant)
+
+        async with with_images(tokenize, partial(self.images, params.cache_salt), limits) as (found, held):
+            return prompts_of(found, params, limits, self.param).with_images(held)

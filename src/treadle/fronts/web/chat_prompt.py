@@ -10,7 +10,7 @@ import msgspec
 
 from ...errors import InvalidRequest
 from ...text.images import Layout
-from ...text.images.prompt import IMAGE, images_of
+from ...text.images.prompt import images_of, without_images
 from ...text.work.stages import RENDERING, TOKENIZING
 from ..answer_options import AnswerOptions, tool_definitions
 from ..chat_messages import asks_to_continue
@@ -44,7 +44,7 @@ class ChatPrompt:
 
     def size_bytes(self) -> int:
         """Return about how many bytes the prompt has, without images."""
-        text = sum(len(str(_without_images(part)).encode()) for turn in self.turns for part in turn.values())
+        text = sum(len(str(without_images(part)).encode()) for turn in self.turns for part in turn.values())
         tools = len(msgspec.json.encode(tool_definitions(self.options) or ()))
         return text + tools + MESSAGE_OVERHEAD_BYTES * len(self.turns)
 
@@ -81,10 +81,3 @@ def continues(messages: Sequence[Any], continue_final_message: bool | None, add_
             param="continue_final_message",
         )
     return True
-
-
-def _without_images(value: Any) -> Any:
-    """Return a turn's value, of content in parts without the images."""
-    if not isinstance(value, list):
-        return value
-    return [part for part in value if not (isinstance(part, dict) and part.get("type") == IMAGE)]

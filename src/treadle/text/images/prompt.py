@@ -50,6 +50,24 @@ def images_of(turns: Sequence[Turn]) -> Iterator[ImageSource]:
             yield from (part[IMAGE] for part in content if part["type"] == IMAGE)
 
 
+def without_images(content: Any) -> Any:
+    """Return a turn's content without its images."""
+    if not isinstance(content, list):
+        return content
+    return [part for part in content if not (isinstance(part, dict) and part.get("type") == IMAGE)]
+
+
+def with_sources(turn: Turn) -> dict[str, Any]:
+    """Return a turn that was encoded and decoded, with images as such."""
+    content = turn.get("content")
+    if not isinstance(content, list):
+        return dict(turn)
+    parts = [
+        image_part(msgspec.convert(part[IMAGE], ImageSource)) if part["type"] == IMAGE else part for part in content
+    ]
+    return {**turn, "content": parts}
+
+
 @dataclass(frozen=True)
 class ImageForm:
     """One form of turns with images. `text`: what the mark in them becomes; None where the template writes images."""
