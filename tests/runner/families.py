@@ -9,38 +9,12 @@ from typing import Any
 import mlx.core as mx
 
 from tests.support.architectures import ARCHITECTURES
+from tests.support.tiny_configs import EXPERTS, LINEAR_ATTENTION, TEXT
 from treadle.runner.mlxlm import connect
 
-COMMON: dict[str, Any] = {
-    "vocab_size": 260,
-    "hidden_size": 64,
-    "num_hidden_layers": 2,
-    "intermediate_size": 96,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 10000.0,
-    "max_position_embeddings": 2048,
-    "tie_word_embeddings": False,
-}
+COMMON: dict[str, Any] = {**TEXT, "vocab_size": 260}
 _EVERY_FOURTH = {"num_hidden_layers": 4}
 """Where each fourth layer is of another kind."""
-_LINEAR_ATTENTION = {
-    "linear_num_value_heads": 4,
-    "linear_num_key_heads": 2,
-    "linear_key_head_dim": 32,
-    "linear_value_head_dim": 32,
-    "linear_conv_kernel_dim": 4,
-}
-_EXPERTS = {
-    "num_experts": 4,
-    "num_experts_per_tok": 2,
-    "decoder_sparse_step": 1,
-    "shared_expert_intermediate_size": 32,
-    "mlp_only_layers": [],
-    "moe_intermediate_size": 32,
-}
 LATENT = {
     "moe_intermediate_size": 32,
     "num_key_value_heads": 4,
@@ -91,8 +65,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3_next": {
         **COMMON,
         **_EVERY_FOURTH,
-        **_LINEAR_ATTENTION,
-        **_EXPERTS,
+        **LINEAR_ATTENTION,
+        **EXPERTS,
+        "shared_expert_intermediate_size": 32,
         "partial_rotary_factor": 0.25,
         "norm_topk_prob": True,
     },

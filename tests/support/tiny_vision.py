@@ -12,6 +12,7 @@ import mlx.nn as nn
 import numpy as np
 from mlx.utils import tree_flatten, tree_map
 
+from tests.support.tiny_configs import EXPERTS, LINEAR_ATTENTION, TEXT
 from treadle.runner.mlxvlm import connect, family_of
 
 IMAGE = 250
@@ -20,19 +21,7 @@ BREAK = 249
 START, END, VIDEO = 248, 247, 246
 SIDE = 8
 """Side of a patch, in pixels."""
-_TEXT = {
-    "vocab_size": 256,
-    "hidden_size": 64,
-    "num_hidden_layers": 3,
-    "intermediate_size": 96,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 10000.0,
-    "max_position_embeddings": 2048,
-    "tie_word_embeddings": False,
-}
+_TEXT = {**TEXT, "num_hidden_layers": 3}
 _QWEN_VISION = {
     "depth": 4,
     "hidden_size": 32,
@@ -67,20 +56,29 @@ _PIXTRAL_VISION = {
     "rope_theta": 10000.0,
     "rms_norm_eps": 1e-5,
 }
-_LINEAR = {
-    "linear_num_value_heads": 4,
-    "linear_num_key_heads": 2,
-    "linear_key_head_dim": 32,
-    "linear_value_head_dim": 32,
-    "linear_conv_kernel_dim": 4,
-}
-_EXPERTS = {
-    "num_experts": 4,
-    "num_experts_per_tok": 2,
-    "decoder_sparse_step": 1,
-    "mlp_only_layers": [],
-    "moe_intermediate_size": 32,
-    "norm_topk_prob": True,
+_QWEN3_5: dict[str, Any] = {
+    **_QWEN,
+    "text_config": {
+        **_TEXT,
+        **LINEAR_ATTENTION,
+        "model_type": "qwen3_5_text",
+        "num_hidden_layers": 4,
+        "full_attention_interval": 4,
+        "head_dim": 32,
+        "rope_parameters": {
+            "type": "default",
+            "mrope_section": [2, 1, 1],
+            "mrope_interleaved": True,
+            "rope_theta": 10000.0,
+            "partial_rotary_factor": 0.25,
+        },
+    },
+    "vision_config": {
+        **_QWEN_VISION,
+        "model_type": "qwen3_5",
+        "num_position_embeddings": 36,
+        "deepstack_visual_indexes": [],
+    },
 }
 CONFIGS: dict[str, dict[str, Any]] = {
     "qwen2_vl": {
@@ -114,35 +112,22 @@ CONFIGS: dict[str, dict[str, Any]] = {
             "deepstack_visual_indexes": [0, 2],
         },
     },
-    "qwen3_5": {
-        **_QWEN,
+    "qwen3_5": _QWEN3_5,
+    "qwen3_5_moe": {
+        **_QWEN3_5,
         "text_config": {
-            **_TEXT,
-            **_LINEAR,
-            "model_type": "qwen3_5_text",
-            "num_hidden_layers": 4,
-            "full_attention_interval": 4,
-            "head_dim": 32,
-            "rope_parameters": {
-                "type": "default",
-                "mrope_section": [2, 1, 1],
-                "mrope_interleaved": True,
-                "rope_theta": 10000.0,
-                "partial_rotary_factor": 0.25,
-            },
+            **_QWEN3_5["text_config"],
+            **EXPERTS,
+            "shared_expert_intermediate_size": 32,
+            "model_type": "qwen3_5_moe_text",
         },
-        "vision_config": {
-            **_QWEN_VISION,
-            "model_type": "qwen3_5",
-            "num_position_embeddings": 36,
-            "deepstack_visual_indexes": [],
-        },
+        "vision_config": {**_QWEN3_5["vision_config"], "model_type": "qwen3_5_moe"},
     },
     "qwen3_vl_moe": {
         **_QWEN,
         "text_config": {
             **_TEXT,
-            **_EXPERTS,
+            **EXPERTS,
             "model_type": "qwen3_vl_moe_text",
             "rope_scaling": {"type": "default", "mrope_section": [4, 2, 2], "mrope_interleaved": True},
         },
@@ -308,7 +293,7 @@ def pixels_of(family: str, seed: int, size: int = 0) -> tuple[np.ndarray, tuple[
         return chance.normal(size=shape).astype(np.float32)
 
     match family:
-        case "qwen2_vl" | "qwen2_5_vl" | "qwen3_vl" | "qwen3_vl_moe" | "qwen3_5":
+        case "qwen2_vl" | "qwen2_5_vl" | "qwen3_vl" | "qwen3_vl_moe" | "qwen3_5" | "qwen3_5_moe":
             return draw(rows * columns, 3 * 2 * SIDE * SIDE), ((1, rows, columns),), rows * columns // 4
         case "gemma3":
             return draw(1, 3, 6 * SIDE, 6 * SIDE), (), 9

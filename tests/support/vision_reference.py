@@ -36,7 +36,7 @@ def _inputs(family: str, images: Sequence[Image], pixels: Pixels) -> tuple[Any, 
         return None, {}
     grids = [list(size) for image in images for size in image.grid]
     match family:
-        case "qwen2_vl" | "qwen2_5_vl" | "qwen3_vl" | "qwen3_vl_moe" | "qwen3_5":
+        case "qwen2_vl" | "qwen2_5_vl" | "qwen3_vl" | "qwen3_vl_moe" | "qwen3_5" | "qwen3_5_moe":
             return mx.array(np.concatenate(pixels)), {"image_grid_thw": mx.array(grids)}
         case "mistral3" | "pixtral":
             high, wide = np.max(grids, axis=0)
