@@ -23,7 +23,8 @@ from tests.support.vision_reference import generate
 from treadle import Engine
 from treadle.errors import InvalidRequest, UnsupportedParameter
 from treadle.media.decode import decode, open_image
-from treadle.media.pixels.families import plan_of, write_pixels
+from treadle.media.pixels.families import plan_of, values_of, write_pixels
+from treadle.runner.mlxvlm.levels import values_of as looked_up
 from treadle.text.images import Layout
 
 DATA = png(48, 32)
@@ -124,9 +125,9 @@ def reference_inputs(engine: Engine, messages: Sequence[Any]) -> tuple[list[int]
 def pixels_of(settings: Any) -> tuple[np.ndarray, Layout]:
     image = decode(open_image(DATA, "", 1 << 26))
     plan = plan_of(settings, *image.size)
-    out = np.zeros(plan.shape, np.float32)
-    write_pixels(settings, plan, image, out)
-    return out, plan.layout
+    levels = np.zeros(plan.shape, np.uint8)
+    write_pixels(settings, plan, image, levels)
+    return np.array(looked_up(mx.array(levels), mx.array(values_of(settings)), plan.layout.grid)), plan.layout
 
 
 def embedding(reference: Any, ids: Sequence[int], images: Sequence[Any], pixels: np.ndarray) -> np.ndarray:

@@ -9,7 +9,8 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_map_with_path
 
-from tests.runner.families import _EXPERTS, _LINEAR_ATTENTION, COMMON
+from tests.runner.families import COMMON
+from tests.support.tiny_configs import EXPERTS, LINEAR_ATTENTION
 from treadle.runner.mlxlm import connect
 
 _FOUR = {**COMMON, "num_hidden_layers": 4}
@@ -49,10 +50,16 @@ _BAILING = {
 }
 
 RECURRENT: dict[str, dict[str, Any]] = {
-    "qwen3_next": {**_FOUR, **_LINEAR_ATTENTION, **_EXPERTS, "partial_rotary_factor": 0.25},
-    "qwen3_5": {"text_config": {**_FOUR, **_LINEAR_ATTENTION, "model_type": "qwen3_5_text"}},
+    "qwen3_next": {
+        **_FOUR,
+        **LINEAR_ATTENTION,
+        **EXPERTS,
+        "shared_expert_intermediate_size": 32,
+        "partial_rotary_factor": 0.25,
+    },
+    "qwen3_5": {"text_config": {**_FOUR, **LINEAR_ATTENTION, "model_type": "qwen3_5_text"}},
     "kimi_linear": _KIMI,
-    "olmo_hybrid": {**_FOUR, **_LINEAR_ATTENTION, "linear_allow_neg_eigval": True, "attention_bias": False},
+    "olmo_hybrid": {**_FOUR, **LINEAR_ATTENTION, "linear_allow_neg_eigval": True, "attention_bias": False},
     "nemotron_h": {
         **COMMON,
         **_MAMBA_2,
