@@ -1,11 +1,14 @@
 """Images beside running sequences, in the engine alone: gaps between tokens, first tokens, and second questions.
 
-    python benchmarks/gpu/images.py OUT.json [--case qwen3_vl gemma3] [--folder FOLDER] [--small]
+    python benchmarks/gpu/images.py OUT.json [--case gemma3 qwen3_vl] [--limit SECONDS] [--small]
 
-Models have the shapes of Qwen3-VL-8B and Gemma-3-4B, towers included, and random bf16 weights, made on the device. Each
-image is 1024 x 1024 pixels, or what the family makes of it. In turn: eight rows decode alone; images come in beside
-them; one image request at an idle engine, and a second question about the image; 32 image requests at once; requests
-of text alone beside images. `--small` shows that it works on a CPU.
+Models have the shapes of Gemma-3-4B and Qwen3-VL-8B, towers included, and random bf16 weights, made on the device when
+the loader reads them: nothing is written. Each image is 1024 x 1024 pixels, or what the family makes of it.
+
+In turn: the start; eight rows decode alone; the first image of all comes in beside them, then more, and then text; a
+question about an image at an idle engine, a second one, and the same for a text as long; 32 image requests at once;
+requests of text alone beside images. Each figure is printed, and written to OUT.json, as soon as there is one. The
+program ends at the first figure or step behind `--limit` seconds. `--small` shows that it works on a CPU.
 """
 
 from __future__ import annotations
@@ -17,7 +20,8 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -93,39 +97,102 @@ PIXELS: dict[str, tuple[tuple[int, ...], tuple[tuple[int, ...], ...], int]] = {
     "gemma3": ((1, 3, 896, 896), (), 256),
 }
 """Shape of the pixels of an image, its grid, and its tokens."""
+ROWS = 8
+MAX_RUNNING = 32
+WEIGHTS = "model.safetensors"
 
 
-def make_folder(folder: Path, family: str, *, small: bool) -> dict[str, Any]:
-    """Make the model's folder, unless it is there. Return its configuration."""
+class OutOfTime(Exception):
+    """The program has taken as long as it may."""
+
+
+class Progress:
+    """Figures of all cases, each printed as it comes and written to `out`, until `limit` seconds have passed. `family`
+    is the case."""
+
+    def __init__(self, out: Path, limit: float) -> None:
+        self._out, self._limit, self._began = out, limit, time.monotonic()
+        self._results: dict[str, dict[str, Any]] = {}
+        self.family = ""
+
+    def __call__(self, name: str, value: Any) -> None:
+        self._results.setdefault(self.family, {})[name] = value
+        seconds = time.monotonic() - self._began
+        print(f"[{seconds:5.1f} s] {self.family}: {name}: {json.dumps(value)}", flush=True)
+        self._out.write_text(json.dumps(self._results, indent=1))
+        self.check()
+
+    def check(self) -> None:
+        if time.monotonic() - self._began > self._limit:
+            raise OutOfTime
+
+
+def config_for(family: str, *, small: bool) -> dict[str, Any]:
+    """The configuration of a family's model."""
     config = config_of(family)
     if not small:
         for name, value in SHAPES[family].items():
             config[name] = {**config[name], **value} if isinstance(value, dict) else value
-    if (folder / "config.json").exists():
-        return config
+    return config
+
+
+@contextmanager
+def made_folder(config: dict[str, Any]) -> Iterator[Path]:
+    """A folder with a configuration, whose weights are random arrays that are made when they are computed: 17 GB would
+    take a minute to be written and read."""
     found = family_of(config)
     assert found is not None
-    model = connect(found).new_model(config)
-    model.set_dtype(mx.bfloat16)
-    folder.mkdir(parents=True, exist_ok=True)
-    mx.save_safetensors(str(folder / "model.safetensors"), dict(tree_flatten(model.parameters())))
-    (folder / "config.json").write_text(json.dumps(config))
-    return config
+    shapes = {name: array.shape for name, array in tree_flatten(connect(found).new_model(config).parameters())}
+    own = mx.load
+
+    def load(path: Any, *args: Any, **named: Any) -> Any:
+        if Path(str(path)).name != WEIGHTS:
+            return own(path, *args, **named)
+        return {name: made_weights(name, shape) for name, shape in shapes.items()}
+
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name, "model")
+        folder.mkdir()
+        (folder / "config.json").write_text(json.dumps(config))
+        (folder / WEIGHTS).touch()
+        mx.load = load
+        try:
+            yield folder
+        finally:
+            mx.load = own
+
+
+def made_weights(name: str, shape: tuple[int, ...]) -> mx.array:
+    """Random weights of a layer; ones and zeros where it has one for each of its outputs."""
+    if len(shape) < 2:
+        return mx.full(shape, float(name.endswith("weight")), mx.bfloat16)
+    bound = shape[-1] ** -0.5
+    return mx.random.uniform(-bound, bound, shape, mx.bfloat16)
 
 
 class Engine:
     """The engine's loop over a runner, stepped by this script; times are when tokens were heard."""
 
-    def __init__(self, folder: Path, family: str, config: dict[str, Any], shared: SharedPixels, *, small: bool) -> None:
-        self.runner = build(folder, max_running=64)
+    def __init__(self, family: str, shared: SharedPixels, progress: Progress, *, small: bool) -> None:
+        config = config_for(family, small=small)
+        began = time.monotonic()
+        with made_folder(config) as folder:
+            self.runner = build(folder, max_running=MAX_RUNNING)
+            can = self.runner.capabilities()
+        assert "image" in can.modalities, can.no_images
+        progress("device", can.details.get("device"))
+        progress("load_s", round(time.monotonic() - began, 1))
+        began = time.monotonic()
         self.runner.warm_up()
+        progress("warm_up_s", round(time.monotonic() - began, 1))
         self.heard: dict[str, list[float]] = {}
         self.ended: set[str] = set()
         self.cached: dict[str, int] = {}
+        self._progress = progress
         self._family, self._shared, self._small = family, shared, small
         self._token = config.get("image_token_id", config.get("image_token_index"))
         self._mailbox = Mailbox()
-        limits = OwnerLimits(max_running=64, prefill_tokens=2048)
+        limits = OwnerLimits(max_running=MAX_RUNNING, prefill_tokens=2048)
         self._loop = EngineLoop(self.runner, scheduler_of(self.runner, limits), self._mailbox, self._hear)
 
     def _hear(self, message: FromOwner) -> None:
@@ -144,11 +211,12 @@ class Engine:
         chance = np.random.default_rng(salt)
         prompt, images = chance.integers(1, 200, text).tolist(), []
         for seed in seeds:
-            pixels, grid, count = self._pixels(seed)
+            levels, grid, count = self._pixels(seed)
             start = len(prompt)
             prompt += [self._token] * count
             hash_ = hashlib.sha256(str(seed).encode()).digest()
-            images.append(Image(start, count, hash_, self._shared.put(pixels), pixels.shape, grid=grid))
+            memory = self._shared.put(np.concatenate([levels.reshape(-1), TABLE.view(np.uint8)]))
+            images.append(Image(start, count, hash_, memory, levels.shape, "uint8", grid))
             prompt += chance.integers(1, 200, tail).tolist()
         self.heard[id_] = []
         request = Submit(id=id_, prompt=tuple(prompt), max_tokens=tokens, images=tuple(images), max_wait_s=1e9)
@@ -156,23 +224,37 @@ class Engine:
         return time.monotonic()
 
     def _pixels(self, seed: int) -> tuple[np.ndarray, tuple[tuple[int, ...], ...], int]:
-        if self._small:
-            return pixels_of(self._family, seed)
         shape, grid, count = PIXELS[self._family]
-        return np.random.default_rng(seed).standard_normal(shape, np.float32), grid, count
+        if self._small:
+            pixels, grid, count = pixels_of(self._family, seed)
+            shape = pixels.shape
+        return np.random.default_rng(seed).integers(0, 256, shape, np.uint8), grid, count
 
     def until(self, ids: Sequence[str]) -> None:
         while not self.ended.issuperset(ids):
-            self._loop.run_once()
+            self.steps(1)
 
     def steps(self, count: int) -> None:
         for _ in range(count):
             self._loop.run_once()
+            self._progress.check()
 
     def cancel(self, ids: Sequence[str]) -> None:
         for id_ in ids:
             self._mailbox.put(Cancel(id=id_))
         self.steps(3)
+
+    def first_ms(self, id_: str, sent: float) -> float:
+        return round(1e3 * (self.heard[id_][0] - sent), 1)
+
+    def firsts(self, sent: dict[str, float]) -> list[float]:
+        """Milliseconds to the first tokens of requests that are done then."""
+        self.until(list(sent))
+        return sorted(self.first_ms(id_, at) for id_, at in sent.items())
+
+
+TABLE = np.tile((np.arange(256, dtype=np.float32) - 127.5) / 127.5, 3)
+"""Values of the levels of each channel."""
 
 
 def gaps(heard: Sequence[float]) -> dict[str, float]:
@@ -186,67 +268,75 @@ def gaps(heard: Sequence[float]) -> dict[str, float]:
     }
 
 
-def first_ms(engine: Engine, id_: str, sent: float) -> float:
-    return round(1e3 * (engine.heard[id_][0] - sent), 1)
-
-
-def measure(engine: Engine, *, small: bool) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    tokens, alone, images = (60, 20, 2) if small else (4000, 200, 8)
-    for seed in (900, 901):  # kernels are compiled with the first images
-        engine.ask(f"warm {seed}", seed)
-        engine.until([f"warm {seed}"])
-    rows = [f"row {i}" for i in range(8)]
-    for i, id_ in enumerate(rows):
-        engine.ask(id_, salt=i, tokens=tokens)
-    engine.steps(alone)
-    found["alone"] = gaps(engine.heard[rows[0]][-alone // 2 :])
-    before = len(engine.heard[rows[0]])
-    sent = {f"beside {i}": engine.ask(f"beside {i}", i) for i in range(images)}
-    engine.until(list(sent))
-    found["beside images"] = gaps(engine.heard[rows[0]][before:] or engine.heard[rows[0]])
-    found["first tokens beside"] = [first_ms(engine, id_, at) for id_, at in sent.items()]
-    engine.cancel(rows)
-    at = engine.ask("one", 50, text=512, salt=1)
-    engine.until(["one"])
-    found["first token"] = first_ms(engine, "one", at)
-    at = engine.ask("second", 50, text=512, tail=40, salt=1)
-    engine.until(["second"])
-    found["first token of a second question"] = first_ms(engine, "second", at)
-    found["cached tokens of a second question"] = engine.cached["second"]
+def measure(engine: Engine, progress: Progress, *, small: bool) -> None:
+    beside_rows(engine, progress, small=small)
+    second_questions(engine, progress)
     sent = {f"many {i}": engine.ask(f"many {i}", 100 + i) for i in range(4 if small else 32)}
-    engine.until(list(sent))
-    found["first tokens of many"] = sorted(first_ms(engine, id_, at) for id_, at in sent.items())
+    progress("first tokens of many", engine.firsts(sent))
     pictures = [f"picture {i}" for i in range(2 if small else 16)]
     for i, id_ in enumerate(pictures):
         engine.ask(id_, 200 + i)
     sent = {f"text {i}": engine.ask(f"text {i}", text=128, salt=100 + i) for i in range(4 if small else 16)}
-    engine.until([*pictures, *sent])
-    found["first tokens of text beside"] = sorted(first_ms(engine, id_, at) for id_, at in sent.items())
+    progress("first tokens of text beside", engine.firsts(sent))
+    engine.until(pictures)
     now = engine.runner.statistics()
-    found["features"] = {"held": now.features.held, "bytes": now.features.held_bytes}
-    return found
+    progress("features", {"held": now.features.held, "bytes": now.features.held_bytes})
+
+
+def beside_rows(engine: Engine, progress: Progress, *, small: bool) -> None:
+    """Gaps of rows that decode alone, beside the first image of all, beside prompts of text, and beside images."""
+    tokens, alone, count = (300, 20, 2) if small else (4000, 200, 8)
+    rows = [f"row {i}" for i in range(ROWS)]
+    for i, id_ in enumerate(rows):
+        engine.ask(id_, salt=i, tokens=tokens)
+    engine.steps(alone)
+    heard = engine.heard[rows[0]]
+    progress("alone", gaps(heard[-alone // 2 :]))
+    for name, ids in (("the first image", ["first"]), ("images", [f"beside {i}" for i in range(count)])):
+        before = len(heard) - 1
+        found = engine.firsts({id_: engine.ask(id_, 10 + before + i) for i, id_ in enumerate(ids)})
+        progress(f"beside {name}", {"gaps": gaps(heard[before:]), "first tokens": found})
+    before = len(heard) - 1
+    length = 96 + engine._pixels(0)[2]
+    sent = {f"plain {i}": engine.ask(f"plain {i}", text=length, salt=500 + i) for i in range(count)}
+    found = engine.firsts(sent)
+    progress("beside as long prompts of text", {"gaps": gaps(heard[before:]), "first tokens": found})
+    engine.cancel(rows)
+
+
+def second_questions(engine: Engine, progress: Progress) -> None:
+    """First tokens of two questions about an image, and about a text as long."""
+    length, parts = 544 + engine._pixels(0)[2], list[float]()
+    for turn in range(3):
+        ids = [f"{name} {turn}" for name in ("one", "second", "long", "again")]
+        salt, seed = 1000 + turn, 50 + turn
+        first = engine.firsts({ids[0]: engine.ask(ids[0], seed, text=512, salt=salt)})
+        second = engine.firsts({ids[1]: engine.ask(ids[1], seed, text=512, tail=40, salt=salt)})
+        plain = engine.firsts({ids[2]: engine.ask(ids[2], text=length, salt=salt + 50)})
+        again = engine.firsts({ids[3]: engine.ask(ids[3], text=length + 8, salt=salt + 50)})
+        found = {"image": [*first, *second, engine.cached[ids[1]]], "text": [*plain, *again, engine.cached[ids[3]]]}
+        progress(f"first, second, and tokens cached ({turn})", found)
+        parts.append(second[0] / first[0])
+    progress("second of first", round(statistics.median(parts), 3))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("out", type=Path)
-    parser.add_argument("--case", nargs="*", default=list(SHAPES))
-    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir(), "treadle-images"))
+    parser.add_argument("--case", nargs="*", default=["gemma3", "qwen3_vl"], choices=list(SHAPES))
+    parser.add_argument("--limit", type=float, default=300.0, help="seconds for all")
     parser.add_argument("--small", action="store_true")
     options = parser.parse_args()
-    results: dict[str, Any] = {}
-    for family in options.case:
-        folder = options.folder / f"{family}{'-small' * options.small}"
-        config = make_folder(folder, family, small=options.small)
-        with shared_pixels() as shared:
-            engine = Engine(folder, family, config, shared, small=options.small)
-            can = engine.runner.capabilities()
-            assert "image" in can.modalities, can.no_images
-            results[family] = {"device": can.details.get("device"), **measure(engine, small=options.small)}
-            engine.runner.close()
-        print(json.dumps({family: results[family]}, indent=1), flush=True)
-        options.out.write_text(json.dumps(results, indent=1))
+    progress = Progress(options.out, options.limit)
+    try:
+        for progress.family in options.case:
+            with shared_pixels() as shared:
+                engine = Engine(progress.family, shared, progress, small=options.small)
+                measure(engine, progress, small=options.small)
+                engine.runner.close()
+                del engine
+    except OutOfTime:
+        print(f"stopped after {options.limit:.0f} s", flush=True)
 
 
 if __name__ == "__main__":
