@@ -29,6 +29,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
 import mlx.core as mx  # noqa: E402
+import msgspec  # noqa: E402
 import numpy as np  # noqa: E402
 from mlx.utils import tree_flatten  # noqa: E402
 from tests.support.shared_pixels import SharedPixels, shared_pixels  # noqa: E402
@@ -188,6 +189,7 @@ class Engine:
         self.heard: dict[str, list[float]] = {}
         self.ended: set[str] = set()
         self.cached: dict[str, int] = {}
+        self._drawn: dict[int, Image] = {}
         self._progress = progress
         self._family, self._shared, self._small = family, shared, small
         self._token = config.get("image_token_id", config.get("image_token_index"))
@@ -211,17 +213,23 @@ class Engine:
         chance = np.random.default_rng(salt)
         prompt, images = chance.integers(1, 200, text).tolist(), []
         for seed in seeds:
-            levels, grid, count = self._pixels(seed)
-            start = len(prompt)
-            prompt += [self._token] * count
-            hash_ = hashlib.sha256(str(seed).encode()).digest()
-            memory = self._shared.put(np.concatenate([levels.reshape(-1), TABLE.view(np.uint8)]))
-            images.append(Image(start, count, hash_, memory, levels.shape, "uint8", grid))
+            image = self.draw(seed)
+            images.append(msgspec.structs.replace(image, start=len(prompt)))
+            prompt += [self._token] * image.count
             prompt += chance.integers(1, 200, tail).tolist()
         self.heard[id_] = []
         request = Submit(id=id_, prompt=tuple(prompt), max_tokens=tokens, images=tuple(images), max_wait_s=1e9)
         self._mailbox.put(request)
         return time.monotonic()
+
+    def draw(self, seed: int) -> Image:
+        """The image of `seed`, drawn once: that takes longer than a step, and counts where rows are running."""
+        if seed not in self._drawn:
+            levels, grid, count = self._pixels(seed)
+            memory = self._shared.put(np.concatenate([levels.reshape(-1), TABLE.view(np.uint8)]))
+            hash_ = hashlib.sha256(str(seed).encode()).digest()
+            self._drawn[seed] = Image(0, count, hash_, memory, levels.shape, "uint8", grid)
+        return self._drawn[seed]
 
     def _pixels(self, seed: int) -> tuple[np.ndarray, tuple[tuple[int, ...], ...], int]:
         shape, grid, count = PIXELS[self._family]
@@ -271,9 +279,12 @@ def gaps(heard: Sequence[float]) -> dict[str, float]:
 def measure(engine: Engine, progress: Progress, *, small: bool) -> None:
     beside_rows(engine, progress, small=small)
     second_questions(engine, progress)
-    sent = {f"many {i}": engine.ask(f"many {i}", 100 + i) for i in range(4 if small else 32)}
+    many, few = (4, 2) if small else (32, 16)
+    for seed in (*range(100, 100 + many), *range(200, 200 + few)):
+        engine.draw(seed)
+    sent = {f"many {i}": engine.ask(f"many {i}", 100 + i) for i in range(many)}
     progress("first tokens of many", engine.firsts(sent))
-    pictures = [f"picture {i}" for i in range(2 if small else 16)]
+    pictures = [f"picture {i}" for i in range(few)]
     for i, id_ in enumerate(pictures):
         engine.ask(id_, 200 + i)
     sent = {f"text {i}": engine.ask(f"text {i}", text=128, salt=100 + i) for i in range(4 if small else 16)}
@@ -286,18 +297,21 @@ def measure(engine: Engine, progress: Progress, *, small: bool) -> None:
 def beside_rows(engine: Engine, progress: Progress, *, small: bool) -> None:
     """Gaps of rows that decode alone, beside the first image of all, beside prompts of text, and beside images."""
     tokens, alone, count = (300, 20, 2) if small else (4000, 200, 8)
+    for seed in range(10, 11 + count):
+        engine.draw(seed)
     rows = [f"row {i}" for i in range(ROWS)]
     for i, id_ in enumerate(rows):
         engine.ask(id_, salt=i, tokens=tokens)
     engine.steps(alone)
     heard = engine.heard[rows[0]]
     progress("alone", gaps(heard[-alone // 2 :]))
-    for name, ids in (("the first image", ["first"]), ("images", [f"beside {i}" for i in range(count)])):
+    others = [f"beside {i}" for i in range(count)]
+    for name, seed, ids in (("the first image", 10, ["first"]), ("images", 11, others)):
         before = len(heard) - 1
-        found = engine.firsts({id_: engine.ask(id_, 10 + before + i) for i, id_ in enumerate(ids)})
+        found = engine.firsts({id_: engine.ask(id_, seed + i) for i, id_ in enumerate(ids)})
         progress(f"beside {name}", {"gaps": gaps(heard[before:]), "first tokens": found})
     before = len(heard) - 1
-    length = 96 + engine._pixels(0)[2]
+    length = 96 + engine.draw(10).count
     sent = {f"plain {i}": engine.ask(f"plain {i}", text=length, salt=500 + i) for i in range(count)}
     found = engine.firsts(sent)
     progress("beside as long prompts of text", {"gaps": gaps(heard[before:]), "first tokens": found})
@@ -306,7 +320,7 @@ def beside_rows(engine: Engine, progress: Progress, *, small: bool) -> None:
 
 def second_questions(engine: Engine, progress: Progress) -> None:
     """First tokens of two questions about an image, and about a text as long."""
-    length, parts = 544 + engine._pixels(0)[2], list[float]()
+    length, parts = 544 + engine.draw(10).count, list[float]()
     for turn in range(3):
         ids = [f"{name} {turn}" for name in ("one", "second", "long", "again")]
         salt, seed = 1000 + turn, 50 + turn
