@@ -69,6 +69,7 @@ def request_schemas(facts: ServerFacts) -> dict[str, Schema]:
     for name in ("ChatRequest", "EmbeddingChatFields"):
         requests[name]["properties"]["messages"]["items"] = ref("Message")
         requests[name]["not"] = BOTH
+    requests["EmbeddingItem"]["properties"]["content"]["anyOf"][1]["items"] = ref("TextPart")
     either = {"anyOf": [ref(shape.__name__) for shape in embeddings]}
     return _with_token_requests(requests, facts) | {"EmbeddingRequest": either}
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import ConfigDict, Field, WithJsonSchema
 
 from ....core.messages import Pooling
 from ....errors import ContextLengthExceeded, InvalidRequest
@@ -16,7 +16,7 @@ from ....text.images.prompt import ImagesNeeded, PlacedImage, images_of
 from ....text.work.stages import TOKENIZING
 from ...answer_options import NO_OPTIONS
 from ...cache_salts import check_cache_salt
-from ...chat_messages import read_turns
+from ...chat_messages import MAX_PARTS, read_turns
 from ...embedding_items import read_item
 from ...generation.embedding import MAX_INPUTS
 from ...generation.embedding_inputs import place_of
@@ -40,12 +40,26 @@ MAX_DIMENSIONS = 2**31 - 1
 NEUTRAL: dict[str, tuple[Any, ...]] = {"mm_processor_kwargs": ()}
 
 
+NULL: Any = {"type": "null"}
+TEXT_GIVEN: Any = {"required": ["text"], "properties": {"text": {"type": "string", "minLength": 1}, "content": NULL}}
+IMAGE_GIVEN: Any = {"required": ["image"], "properties": {"image": {"type": "string"}, "content": NULL}}
+CONTENT_GIVEN: Any = {
+    "required": ["content"],
+    "properties": {"content": {"type": ["string", "array"]}, "text": {"enum": [None, ""]}, "image": NULL},
+}
+TEXT_PARTS = {"type": "array", "items": {}, "minItems": 1, "maxItems": MAX_PARTS}
+
+
 class EmbeddingItem(Strict):
     """An input that is a message of the user: text, an image, or both."""
 
+    model_config = ConfigDict(json_schema_extra={"anyOf": [TEXT_GIVEN, IMAGE_GIVEN, CONTENT_GIVEN]})
+
     text: str | None = optional("The text, behind the image.")
     image: str | None = optional("The image: a data URL, base64, or an http(s) URL of a host that the server allows.")
-    content: Any = optional("In place of both: a string or parts, as a message of a chat has them.")
+    content: Annotated[Any, WithJsonSchema({"anyOf": [{"type": "string"}, TEXT_PARTS, NULL]})] = optional(
+        "In place of both: a string or parts, as a message of a chat has them."
+    )
 
 
 Inputs = Annotated[list[Text | EmbeddingItem], Field(fail_fast=True), size(minItems=1, maxItems=MAX_INPUTS)]
