@@ -22,8 +22,6 @@ Filter = Annotated[int, Meta(ge=0, le=5)]
 Token = Annotated[str, Meta(min_length=1, max_length=256)]
 
 HALF: Channels = (0.5, 0.5, 0.5)
-CLIP_MEAN: Channels = (0.48145466, 0.4578275, 0.40821073)
-CLIP_STD: Channels = (0.26862954, 0.26130258, 0.27577711)
 
 # Pillow's numbers of resampling filters, which preprocessor_config.json uses too.
 LANCZOS, BILINEAR, BICUBIC = 1, 2, 3
@@ -70,6 +68,13 @@ class ImageSettings(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     def literal_tokens(self) -> tuple[str, ...]:
         """Tokens of an image's text that a client's text must not contain as tokens, besides special ones."""
         return (self.token, self.placeholder)
+
+
+class ClipSettings(ImageSettings, frozen=True, kw_only=True):
+    """Settings of a family whose colours are CLIP's, unless its folder has others."""
+
+    mean: Channels = (0.48145466, 0.4578275, 0.40821073)
+    std: Deviations = (0.26862954, 0.26130258, 0.27577711)
 
 
 def common_fields(raw: dict[str, Any]) -> dict[str, Any]:

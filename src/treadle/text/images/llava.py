@@ -6,25 +6,12 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
-from .base import (
-    CLIP_MEAN,
-    CLIP_STD,
-    LARGEST_SIDE,
-    Channels,
-    Count,
-    Deviations,
-    ImageSettings,
-    Layout,
-    Side,
-    common_fields,
-    given,
-    size_of,
-)
+from .base import LARGEST_SIDE, ClipSettings, Count, Layout, Side, common_fields, given, size_of
 
 SideOrNone = Annotated[int, Meta(ge=0, le=LARGEST_SIDE)]
 
 
-class LlavaImages(ImageSettings, frozen=True, kw_only=True, tag=True):
+class LlavaImages(ClipSettings, frozen=True, kw_only=True, tag=True):
     """The shorter side is resized to `edge` (with `edge` 0 both sides, to `height` x `width`), and the middle of
     `crop_height` x `crop_width` is kept (0: all). It has a token for each `patch` x `patch` pixels and `more` others.
     With `pads` the image is first filled up to a square with its mean."""
@@ -37,8 +24,6 @@ class LlavaImages(ImageSettings, frozen=True, kw_only=True, tag=True):
     patch: Count = 14
     more: Annotated[int, Meta(ge=0, le=1)] = 0
     pads: bool = False
-    mean: Channels = CLIP_MEAN
-    std: Deviations = CLIP_STD
 
     @property
     def shape(self) -> tuple[int, int]:

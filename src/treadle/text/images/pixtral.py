@@ -4,24 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from .base import (
-    CLIP_MEAN,
-    CLIP_STD,
-    Channels,
-    Count,
-    Deviations,
-    ImageSettings,
-    Layout,
-    Side,
-    Token,
-    common_fields,
-    given,
-    side_of,
-    size_of,
-)
+from .base import ClipSettings, Count, Layout, Side, Token, common_fields, given, side_of, size_of
 
 
-class PixtralImages(ImageSettings, frozen=True, kw_only=True, tag=True):
+class PixtralImages(ClipSettings, frozen=True, kw_only=True, tag=True):
     """An image has at most `height` x `width` pixels, in multiples of `patch` times `merge`, which are one token."""
 
     row_end: Token = "[IMG_BREAK]"
@@ -30,8 +16,6 @@ class PixtralImages(ImageSettings, frozen=True, kw_only=True, tag=True):
     merge: Count = 1
     height: Side = 1024
     width: Side = 1024
-    mean: Channels = CLIP_MEAN
-    std: Deviations = CLIP_STD
 
     @property
     def step(self) -> int:
