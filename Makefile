@@ -127,6 +127,9 @@ format: dev
 # For releases. constraints.txt has no hashes, as pip would then demand one of every package, this one too.
 RELEASE := .venv-release
 LOCKED := cpu cuda
+# What mlx-vlm and the packages it needs depend on beside ours: its vision towers use none of it (300 MB).
+UNUSED := cffi cryptography datasets dill miniaudio mlx-audio multiprocess opencv-python pandas pyarrow pycparser \
+	python-dateutil python-multipart scipy six sounddevice tzdata websockets xxhash
 
 $(RELEASE)/.tools: deploy/release-tools.txt
 	@rm -rf $(RELEASE); $(PYTHON) -m venv $(RELEASE)
@@ -136,6 +139,7 @@ $(RELEASE)/.tools: deploy/release-tools.txt
 lock: $(RELEASE)/.tools clients
 	@for backend in $(LOCKED); do \
 		$(RELEASE)/bin/uv pip compile --quiet pyproject.toml --constraint constraints.txt --extra $$backend --extra demo \
+			--extra vision $(addprefix --no-emit-package ,$(UNUSED)) \
 			--universal --python-version 3.11 --generate-hashes --upgrade --no-annotate --no-header \
 			--no-emit-index-url --no-emit-find-links --output-file deploy/requirements-$$backend.txt || exit 1; done
 	@$(RELEASE)/bin/uv pip compile --quiet benchmarks/clients/requirements.in --universal --python-version 3.11 --upgrade \
@@ -147,7 +151,7 @@ lock: $(RELEASE)/.tools clients
 sbom: $(RELEASE)/.tools
 	@rm -rf $(RELEASE)/installed; $(PYTHON) -m venv --without-pip $(RELEASE)/installed; mkdir -p dist
 	@$(RELEASE)/bin/python -m pip --python $(RELEASE)/installed/bin/python install --quiet --disable-pip-version-check \
-		--require-hashes --requirement deploy/requirements-$(BACKEND_OR_CPU).txt
+		--no-deps --require-hashes --requirement deploy/requirements-$(BACKEND_OR_CPU).txt
 	@$(RELEASE)/bin/python -m pip --python $(RELEASE)/installed/bin/python install --quiet --disable-pip-version-check \
 		--no-deps .
 	@$(RELEASE)/bin/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible --of JSON \

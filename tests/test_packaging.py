@@ -133,7 +133,8 @@ def test_a_release_names_everything_that_serving_needs(backend: str) -> None:
     extras = PROJECT["project"]["optional-dependencies"]
     lines = [*PROJECT["project"]["dependencies"], *extras[backend], *extras["demo"]]
     here = [line for line in lines if (marker := Requirement(line).marker) is None or marker.evaluate()]
-    assert sorted(set(needed(here, set())) - locked(backend).keys()) == []
+    of_images = {canonicalize_name(Requirement(line).name) for line in extras["vision"]}
+    assert sorted({*needed(here, set()), *of_images} - locked(backend).keys()) == []
 
 
 def test_the_tools_of_a_release_are_pinned() -> None:
