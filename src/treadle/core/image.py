@@ -47,9 +47,9 @@ class Image(msgspec.Struct, frozen=True, omit_defaults=True):
 class VisionCapabilities(msgspec.Struct, frozen=True, omit_defaults=True):
     """Vision tower of a runner, 0 layers where there is none.
 
-    Images are encoded in up to `layers` pieces. The work of one grows with its patches of `patch` by `patch` pixels; at
-    `quadratic` patches attention among them costs as much as the rest. With `whole` the tokens of an image see each
-    other, so that one chunk computes them all.
+    Images are encoded in up to `layers` pieces, one for each layer and one for what comes behind them. The work of one
+    grows with its patches of `patch` by `patch` pixels; at `quadratic` patches attention among them costs as much as
+    the rest. With `whole` the tokens of an image see each other, so that one chunk computes them all.
     """
 
     layers: int = 0

@@ -279,7 +279,7 @@ class BareTower:
 
     def image(self, pixels: Any, grid: Any, table: Any) -> LazyImage:
         rows = mx.zeros((48, 64))
-        return LazyImage([mx.zeros(1), mx.zeros(1)], Encoded(rows, (rows,)))
+        return LazyImage([mx.zeros(1), mx.zeros(1)], Encoded(rows, (rows,), (1,)))
 
 
 @pytest.mark.parametrize("whole", [False, True])
@@ -288,7 +288,7 @@ def test_passes_with_images_are_compiled_at_the_start(whole: bool) -> None:
     rows that decode."""
     module = make("qwen3", rope_scaling={"type": "default", "mrope_section": [12, 11, 9], "mrope_interleaved": True})
     vision = Vision(
-        BareTower(), 7, VisionCapabilities(layers=2, whole=whole), 1 << 20, 0 if whole else 1, usual=(Picture((1, 1)),)
+        BareTower(), 7, VisionCapabilities(layers=3, whole=whole), 1 << 20, 0 if whole else 1, usual=(Picture((1, 1)),)
     )
     if not whole:
         vision = replace(vision, usual=(Picture((1, 1), ((1, 6, 8),)),))

@@ -85,7 +85,7 @@ def test_drafts_behind_an_image_change_no_token(family: str, model_of: ModelOf) 
     asked = model.ask("a", CAT, text=1, tokens=12)
     expected = model.expected(asked)
     prompt = len(asked.submit.prompt)
-    runner.execute(StepPlan(step=1, admit=(Admit(asked.submit),), encode=(Encode("a", 0, 0, 4),)))
+    runner.execute(StepPlan(step=1, admit=(Admit(asked.submit),), encode=(Encode("a", 0, 0, 5),)))
     runner.execute(StepPlan(step=2, prefill=(PrefillChunk("a", 0, prompt - 1),)))
     tokens: list[int] = []
     drafted = 0

@@ -113,7 +113,7 @@ def test_layers_without_those_before_them_send_their_row_back(model: VisionModel
         StepPlan(step=1, admit=(Admit(asked.submit),), encode=(Encode("a", 0, start=2, count=1),))
     )
     assert result.evicted == ("a",)
-    assert model.runner.execute(StepPlan(step=2, admit=(Admit(asked.submit),), encode=(Encode("a", 0, 0, 4),)))
+    assert model.runner.execute(StepPlan(step=2, admit=(Admit(asked.submit),), encode=(Encode("a", 0, 0, 5),)))
     model.runner._images.drop([asked.submit.images[0].hash])
     result = model.runner.execute(StepPlan(step=3, prefill=(PrefillChunk("a", 0, 12),)))
     assert result.evicted == ("a",)

@@ -38,7 +38,7 @@ def features(tower: Tower, family: str, pieces: int) -> list[Any]:
     pixels, grid, _ = pixels_of(family, 5)
     lazy = tower.image(pixels, grid)
     while True:
-        arrays, encoded = lazy.run(min(pieces, tower.layers - lazy.done))
+        arrays, encoded = lazy.run(min(pieces, tower.pieces - lazy.done))
         mx.eval(arrays)
         if encoded is not None:
             return arrays
@@ -47,7 +47,7 @@ def features(tower: Tower, family: str, pieces: int) -> list[Any]:
 @pytest.mark.parametrize("family", ["qwen3_vl", "gemma3"])
 def test_a_tower_in_pieces_computes_the_same(family: str, tmp_path: Path) -> None:
     tower = tower_of(make_vision(tmp_path, family))
-    whole = features(tower, family, tower.layers)
+    whole = features(tower, family, tower.pieces)
     for pieces in (1, 3):
         for one, other in zip(whole, features(tower, family, pieces), strict=True):
             assert mx.array_equal(one, other)
@@ -123,7 +123,7 @@ def served(folder: Path, **options: Any) -> Any:
 def test_what_is_told_of_a_tower(model_of: Callable[[str], VisionModel]) -> None:
     can = model_of("gemma3").runner.capabilities()
     assert can.modalities == ("text", "image")
-    assert can.vision.layers == 4
+    assert can.vision.layers == 5
     assert can.vision.whole
     assert can.no_images == ""
     assert can.details["vision"].startswith("gemma3, 4 layers")

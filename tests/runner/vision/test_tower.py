@@ -49,7 +49,7 @@ def test_the_graph_of_an_image_is_built_without_a_read(
     pixels, grid, count = pixels_of(family, 1)
     request.getfixturevalue("no_reads")
     image = vision.tower.image(pixels, grid)
-    arrays, features = image.run(vision.tower.layers)
+    arrays, features = image.run(vision.tower.pieces)
     assert features is not None
     assert arrays[0].shape[0] == count
 
@@ -68,3 +68,16 @@ def test_features_of_a_qwen_tower_are_those_of_mlx_vlm(
     assert mx.array_equal(made.rows, rows)
     assert len(made.deepstack) == len(deepstack)
     assert all(mx.array_equal(one, other) for one, other in zip(made.deepstack, deepstack, strict=True))
+
+
+def test_what_comes_behind_layers_is_computed_with_them(model_of: ModelOf) -> None:
+    """DeepStack's features with their layer, and the projector by itself: else the last piece would be the longest."""
+    vision = model_of("qwen3_vl").runner._model.vision
+    assert vision is not None
+    pixels, grid, _ = pixels_of("qwen3_vl", 1)
+    image = vision.tower.image(pixels, grid)
+    pieces = [image.run(1) for _ in range(vision.tower.pieces)]
+    assert [len(arrays) for arrays, _ in pieces] == [2, 1, 2, 1, 3]
+    assert [encoded is not None for _, encoded in pieces] == [False, False, False, False, True]
+    behind = [array for arrays, _ in pieces[:-1] for array in arrays[:-1]]
+    assert [array is one for array, one in zip(behind, pieces[-1][0][1:], strict=True)] == [True, True]

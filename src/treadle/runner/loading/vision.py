@@ -52,7 +52,7 @@ def with_vision(
     except ModelError as error:
         _log.warning("%s takes no images: %s", model.name, error)
         return replace(model, no_images=str(error))
-    model.details["vision"] = f"{family.module}, {vision.capabilities.layers} layers, {size(nbytes)}"
+    model.details["vision"] = f"{family.module}, {vision.tower.layers} layers, {size(nbytes)}"
     if not budget:
         return replace(model, vision=vision)
     choice = model.choice.with_memory(budget - min(MOST_FEATURES, budget // _PART) - (0 if asked else budget // _PART))
@@ -80,7 +80,7 @@ def _load(model: LoadedModel, family: VisionFamily, folder: Path, config: dict[s
     tower = Tower(parts, family, dtype, _factor(family, config, dtype))
     vision = parts.config.vision_config
     capabilities = VisionCapabilities(
-        layers=tower.layers,
+        layers=tower.pieces,
         patch=int(vision.patch_size),
         quadratic=_HALF_SPEED * int(getattr(vision, "embed_dim", vision.hidden_size)),
         whole=family.whole(config),

@@ -46,7 +46,7 @@ def _layers(tower: Any, x: Any, turns: Any, views: Numbers, windows: Numbers, wh
         x = layer(x, cu_seqlens=views if i in whole else windows, rotary_pos_emb=turns)
         if i in deepest:
             deepstack[i] = tower.deepstack_merger_list[deepest.index(i)](x)
-    return Encoded(tower.merger(x), tuple(deepstack.values()))
+    return Encoded(tower.merger(x), tuple(deepstack.values()), tuple(i + 1 for i in deepstack))
 
 
 def patch_places(grid: Grid, merge: int) -> Numbers:

@@ -32,7 +32,8 @@ class _Noted(nn.Module):  # type: ignore[misc]
 
 
 class LazyImage:
-    """The graph of an image's features: `states` are what its layers return, in order."""
+    """The graph of an image's features: `states` are what its layers return, in order. The last piece is what comes
+    behind them: a projector takes as long as a layer or two."""
 
     def __init__(self, states: list[Any], encoded: Encoded) -> None:
         self._states: list[Any] = states
@@ -40,20 +41,22 @@ class LazyImage:
         self.done = 0
 
     def run(self, count: int) -> tuple[list[Any], Encoded | None]:
-        """The arrays to compute next, for `count` layers more, and the features once these are the last ones. Nothing
+        """The arrays to compute next, for `count` pieces more, and the features once these are the last ones. Nothing
         of the layers before is kept."""
-        for layer in range(self.done, self.done + count - 1):
-            self._states[layer] = None
-        self.done += count
-        last, self._states[self.done - 1] = self._states[self.done - 1], None
-        if self.done < len(self._states):
-            return [last], None
-        return [self._encoded.rows, *self._encoded.deepstack], self._encoded
+        start, self.done = self.done, self.done + count
+        if self.done > len(self._states):
+            self._states.clear()
+            return [self._encoded.rows, *self._encoded.deepstack], self._encoded
+        known = zip(self._encoded.deepstack, self._encoded.after, strict=True)
+        arrays = [array for array, after in known if start < after <= self.done]
+        arrays.append(self._states[self.done - 1])
+        self._states[start : self.done] = [None] * count
+        return arrays, None
 
 
 class Tower:
     """The parts of mlx-vlm's `model` that encode images, with their weights. Features are of type `dtype`, and divided
-    by `factor`."""
+    by `factor`. An image is encoded in up to `pieces`, one more than there are `layers`."""
 
     def __init__(self, model: Any, family: VisionFamily, dtype: Any, factor: float = 1.0) -> None:
         self._model = model
@@ -67,6 +70,7 @@ class Tower:
         blocks = list(getattr(holder, name))
         setattr(holder, name, [_Noted(block, self._states) for block in blocks])
         self.layers = len(blocks)
+        self.pieces = self.layers + 1
 
     def image(self, pixels: Any, grid: Grid, table: Any | None = None) -> LazyImage:
         """The graph of the features of an image, whose `pixels` are levels where there is a `table` of their values.
@@ -83,10 +87,10 @@ class Tower:
             raise ValueError(f"{len(states)} of {self.layers} layers of the vision tower are used")
         rows = encoded.rows if self._factor == 1.0 else encoded.rows / self._factor
         cast = [array.astype(self._dtype) for array in (rows, *encoded.deepstack)]
-        return LazyImage(states, Encoded(cast[0], tuple(cast[1:])))
+        return LazyImage(states, Encoded(cast[0], tuple(cast[1:]), encoded.after))
 
     def count(self, shape: Sequence[int], grid: Grid) -> int:
         """How many features an image of this shape and grid has."""
-        _, encoded = self.image(mx.zeros(shape), grid).run(self.layers)
-        assert encoded is not None, "all layers give the features"
+        _, encoded = self.image(mx.zeros(shape), grid).run(self.pieces)
+        assert encoded is not None, "all pieces give the features"
         return int(encoded.rows.shape[0])
