@@ -52,7 +52,7 @@ class Eager(DraftBudget):
         free = [StepCost(1, 1 + drafts, 1.0) for drafts in (0, 7)]
         super().__init__(VerifyCosts(free[:1], free), most)
 
-    def _refused(self, rows: int, gain: float, offers: Any, in_flight: bool) -> Any:
+    def _refused(self, rows: int, gain: float, offers: Any, reason: str = "") -> Any:
         return {seq: len(chances) for seq, chances in offers.items()}
 
     def observe_plain(self, rows: int, seconds: float) -> None:

@@ -88,6 +88,13 @@ class Engine:
             self.step()
         return (self.tokens - tokens) / (self.now - began)
 
+    def gain(self, tokens: int) -> float:
+        """Run until the sequences have so many tokens each, on average. Return the tokens per second."""
+        began, before = self.now, self.tokens
+        while self.tokens - before < tokens * self.rows:
+            self.step()
+        return (self.tokens - before) / (self.now - began)
+
     def step(self) -> None:
         plan = self.scheduler.plan(self.now)
         if plan.idle:

@@ -11,15 +11,17 @@ and prose, as plain steps try such drafts for free."""
 
 class Acceptance:
     """Chances of draft tokens by their place behind the last token, each on the condition that those before it are
-    accepted. `usual` are the chances of other sequences, which count as one outcome each while few are known. Without
-    these `first` is the chance of the first place, and each other place is expected to be like the one before."""
+    accepted. `usual` are the chances of other sequences, which count as one outcome each while few are known: as they
+    were before the first own outcome, which is one of theirs as well. Without these `first` is the chance of the first
+    place, and each other place is expected to be like the one before."""
 
-    __slots__ = ("_first", "_hits", "_outcomes", "_reached", "_usual")
+    __slots__ = ("_first", "_hits", "_outcomes", "_priors", "_reached", "_usual")
 
     def __init__(self, usual: Acceptance | None = None, first: float = FIRST) -> None:
         self._usual = usual
         self._first = first
         self._hits: list[float] = []
+        self._priors: list[float] = []
         self._outcomes: list[float] = []
         self._reached: list[float] = []
 
@@ -31,7 +33,7 @@ class Acceptance:
 
     def _prior(self, place: int) -> float:
         if self._usual is not None:
-            return self._usual.chance(place)
+            return self._priors[place] if place < len(self._priors) else self._usual.chance(place)
         return self.chance(place - 1) if place else self._first
 
     def reached(self, count: int) -> list[float]:
@@ -46,6 +48,8 @@ class Acceptance:
         """Learn that of `drafted` draft tokens the first `accepted` were right, and the next one, if any, was not."""
         self._reached = []
         while len(self._hits) < min(drafted, accepted + 1):
+            if self._usual is not None:
+                self._priors.append(self._usual.chance(len(self._priors)))
             self._hits.append(0.0)
             self._outcomes.append(0.0)
         for place in range(min(drafted, accepted + 1)):

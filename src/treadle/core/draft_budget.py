@@ -5,8 +5,10 @@ second by the expected cost of the step, and plain decoding remains where none g
 threshold of batch size or acceptance, and nothing is verified that does not pay.
 
 What is not done is not measured: costs and chances of the way that is off may have changed since. A share of the time
-pays for trials: a step that verifies the drafts of one sequence while steps are plain, and a few plain steps while they
-verify.
+pays for trials: steps that verify a few drafts while steps are plain, and a few plain steps while they verify. A trial
+goes on while there is credit, as its end costs a plain step that nothing was prepared for, however long it was. A run
+of steps that has gained by drafts lately may lose some of that before it ends. A server that knows nothing has an
+advance.
 
 Where plain steps are prepared ahead, each run of steps that verify ends with one that was not, and may begin with one
 that waited for nothing: drafts whose first token turns out to be wrong are none. So a step that verifies counts for its
@@ -29,13 +31,34 @@ from .verify_costs import VerifyCosts
 GAIN = 1.02  # tokens per second over those of plain decoding, from which on drafts are verified
 TRIAL_SHARE = 0.005  # of the time
 TRIAL_TOKENS = 4
-FIRST_CREDIT_STEPS = 0.5  # of one sequence, for the first trial of a server that knows nothing
+FIRST_CREDIT_STEPS = 2.25  # for the trials of a server that knows nothing: under 2 % of 128 steps, and owed
 PLAIN_TRIAL_STEPS = 4  # the first of them waits for the step before
 FIRST_ENDS = 0.125  # of steps that verify are the last of their run, before anything is known
 FORGET = 0.9  # weight of the past against each new step
 NOTHING_READY = "no tokens are proposed"
+NOTHING_KNOWN = "it is not known yet whether proposed tokens are right"
 _MOST_CREDIT_S = 1.0
 _LEAST_COST = 0.1  # of a plain step: what a trial counts where it is no slower
+
+
+@dataclass(slots=True)
+class _Run:
+    """Steps that verify, one behind the other: the seconds `lost_s` that they took longer than plain ones would for the
+    same tokens; less than none where they gained. `rows` and `drafts` are those of the last one, if its outcome is not
+    counted yet, which is `accepted` tokens so far."""
+
+    lost_s: float = 0.0
+    rows: int = 0
+    drafts: int = 0
+    accepted: int = 0
+
+    def count(self, costs: VerifyCosts) -> None:
+        """Count the outcome of the last step, by the seconds that are expected of it: its own are measured later."""
+        if self.rows:
+            plain_s = costs.plain_s(self.rows)
+            lost_s = slower_s(costs, self.rows, self.drafts) - plain_s * self.accepted / self.rows
+            self.lost_s = max(-FIRST_CREDIT_STEPS * plain_s, self.lost_s + lost_s)
+        self.rows = self.drafts = self.accepted = 0
 
 
 @dataclass(slots=True)
@@ -52,17 +75,16 @@ class DraftBudget:
     reason: str = NOTHING_READY
     verifies: bool = False
     _credit_s: float = 0.0
-    _tried_s: float = 0.0  # what was paid for the trial in flight
+    _owed_s: float | None = None  # of the first credit, which is earned before any other; None before it is given
+    _run: _Run = field(default_factory=_Run)
     _ratios: dict[int, dict[int, float]] = field(default_factory=dict)
     _least_scales: dict[int, float] = field(default_factory=dict)  # of costs, by rows, at which drafts can pay
     _plain_left: int = PLAIN_TRIAL_STEPS  # steps of a trial; a server begins with one
     _ends: float = FIRST_ENDS
     _outcomes: int = 0  # that were observed: a server that knows few verifies few drafts
     _waits: bool = False  # the last choice, with a step in flight, waits for that
+    _runs: bool = False  # the last choice is verified
     _trial: bool = False  # the last choice was one
-
-    def __post_init__(self) -> None:
-        self._credit_s = FIRST_CREDIT_STEPS * self.costs.plain_s(1)
 
     def could_gain(self, rows: int) -> bool:
         """Whether drafts would pay in steps of `rows` sequences if all of them were accepted. Cheap: asked for each
@@ -87,15 +109,23 @@ class DraftBudget:
         `in_flight`: a step in flight samples another token of each. The first draft is this token then, and is not to
         be verified any more: the choice is what could be done once that step is finished.
         """
-        verified, waited, tried = self.verifies, self._waits, self._trial
+        verified, waited, tried, ran = self.verifies, self._waits, self._trial, self._runs
         self._trial = False
+        self._run.count(self.costs)
         drafts = self._choose(seqs, in_flight=in_flight)
-        self._waits = in_flight and bool(drafts)
-        if waited and tried and not drafts:
-            self._credit_s -= self.costs.refill_s(len(seqs))
-        elif not in_flight and not self._plain_left and (verified or (waited and not tried)):
+        self._waits, self._runs = in_flight and bool(drafts), bool(drafts) and not in_flight
+        if self._runs:
+            self._run.rows, self._run.drafts = len(seqs), sum(drafts.values())
+        elif (ran or waited) and not self._waits:
+            self._end_run(len(seqs))
+        if not in_flight and not self._plain_left and (verified or (waited and not tried)):
             self._observe_end(not self.verifies)
         return drafts
+
+    def _end_run(self, rows: int) -> None:
+        """Pay what a run has lost, and the plain step behind it, which waited."""
+        self._credit_s -= max(0.0, self._run.lost_s + self.costs.refill_s(rows))
+        self._run = _Run()
 
     def _choose(self, seqs: Collection[Sequence], *, in_flight: bool) -> dict[Sequence, int]:
         offers = {seq: chances for seq in seqs if seq.ready and (chances := self._chances(seq, in_flight))}
@@ -107,13 +137,18 @@ class DraftBudget:
             self._plain_left -= 1
             return {}
         rows = len(seqs)
+        if self._owed_s is None:
+            self._owed_s = FIRST_CREDIT_STEPS * self.costs.plain_s(rows)
+            self._credit_s += self._owed_s
         if (bound := self._bound(rows, max(chances[0] for chances in offers.values()), self._ends)) < GAIN:
-            return self._refused(rows, bound, offers, in_flight)
+            return self._refused(rows, bound, offers)
         drafts = [(chance, -place, seq) for seq, chances in offers.items() for place, chance in enumerate(chances)]
         drafts.sort(key=lambda draft: draft[:2], reverse=True)
         gain, count = self._best(rows, [chance for chance, _, _ in drafts])
         if gain < GAIN:
-            return self._refused(rows, gain, offers, in_flight)
+            return self._refused(rows, gain, offers)
+        if not (self._outcomes or any(seq.match for seq in offers)):
+            return self._refused(rows, gain, offers, NOTHING_KNOWN)
         self.reason = ""
         if self.verifies and self._tries_plain(rows, gain):
             return {}
@@ -129,6 +164,10 @@ class DraftBudget:
         seq.acceptance.of(match).observe(drafted, accepted)
         self.usual.of(match).observe(drafted, accepted)
 
+    def observe_gain(self, accepted: int) -> None:
+        """Learn that the step that verifies has gained `accepted` draft tokens of a sequence."""
+        self._run.accepted += accepted
+
     def observe_plain(self, rows: int, seconds: float) -> None:
         """Learn from a plain step of `rows` sequences that followed another."""
         self._earn(seconds)
@@ -138,21 +177,24 @@ class DraftBudget:
     def observe_verifying(self, rows: int, drafts: int, seconds: float) -> None:
         """Learn from a step of `rows` sequences that verified `drafts` tokens in all."""
         self._earn(seconds)
-        if self._tried_s:
-            self._credit_s += self._tried_s - _slower_s(seconds, self.costs.plain_s(rows))
-            self._tried_s = 0.0
         self.costs.observe_verifying(rows, drafts, seconds)
 
     def _observe_end(self, ended: bool) -> None:
         self._ends = FORGET * self._ends + (1 - FORGET) * ended
 
     def _earn(self, seconds: float) -> None:
-        self._credit_s = min(_MOST_CREDIT_S, self._credit_s + TRIAL_SHARE * seconds)
+        earned_s = TRIAL_SHARE * seconds
+        if self._owed_s:
+            paid_s = min(self._owed_s, earned_s)
+            self._owed_s, earned_s = self._owed_s - paid_s, earned_s - paid_s
+        self._credit_s = min(_MOST_CREDIT_S, self._credit_s + earned_s)
 
     def _chances(self, seq: Sequence, in_flight: bool) -> list[float]:
-        """Return for each draft of `seq` that can be verified the chance that it is accepted."""
-        count = min(seq.ready, self.most + in_flight)
-        return (seq.acceptance or self.usual).of(seq.match).reached(count)[in_flight:]
+        """Return for each draft of `seq` that can be verified the chance that it is accepted. A step `in_flight`
+        samples the first of those that were looked up; others are computed behind its token."""
+        sampled = int(in_flight and seq.match > 0)
+        count = min(seq.ready, self.most + sampled)
+        return (seq.acceptance or self.usual).of(seq.match).reached(count)[sampled:]
 
     def _bound(self, rows: int, chance: float, ends: float) -> float:
         """Return the tokens per second over those of plain steps, at most, if `chance` is the best of all drafts, and
@@ -182,33 +224,24 @@ class DraftBudget:
         return found
 
     def _refused(
-        self, rows: int, gain: float, offers: dict[Sequence, list[float]], in_flight: bool
+        self, rows: int, gain: float, offers: dict[Sequence, list[float]], reason: str = ""
     ) -> dict[Sequence, int]:
-        """Return the drafts of a trial, as the others don't pay."""
+        """Return the drafts of a trial, as the others don't pay, or for another `reason`."""
         self.verifies = False
-        self.reason = f"{rows} sequences would have {gain:.2f} times the tokens per second"
-        return self._try_drafts(rows, offers, in_flight)
+        self.reason = reason or f"{rows} sequences would have {gain:.2f} times the tokens per second"
+        return self._try_drafts(rows, offers)
 
-    def _try_drafts(self, rows: int, offers: dict[Sequence, list[float]], in_flight: bool) -> dict[Sequence, int]:
-        """Return a few drafts of the sequence whose last ones are the oldest, where there is credit for it and more
-        drafts could pay."""
-        seq = min(offers, key=lambda seq: seq.last_verified)
-        count = min(TRIAL_TOKENS, len(offers[seq]))
-        cost_s = self._trial_s(rows, count)
-        if cost_s > self._credit_s:
-            count, cost_s = 1, self._trial_s(rows, 1)
-        if cost_s > self._credit_s or not self.could_gain(rows):
+    def _try_drafts(self, rows: int, offers: dict[Sequence, list[float]]) -> dict[Sequence, int]:
+        """Return a few drafts of the sequences whose last ones are the oldest, where there is credit for them and more
+        drafts could pay. A run that goes on pays for its end but once."""
+        left_s = self._credit_s - self._run.lost_s - self.costs.refill_s(rows)
+        count = TRIAL_TOKENS if slower_s(self.costs, rows, TRIAL_TOKENS) <= left_s else 1
+        if slower_s(self.costs, rows, count) > left_s or not self.could_gain(rows):
             return {}
         self._trial = True
-        if not in_flight:
-            self._credit_s -= cost_s
-            self._tried_s = cost_s
-        return {seq: count}
-
-    def _trial_s(self, rows: int, count: int) -> float:
-        """Return the expected seconds that a trial of `count` drafts takes longer than a plain step."""
-        plain_s = self.costs.plain_s(rows)
-        return min(_slower_s(self.costs.verifying_s(rows, count), plain_s), plain_s)
+        oldest = sorted(offers, key=lambda seq: seq.last_verified)[:count]
+        drafts = sorted((place, i) for i, seq in enumerate(oldest) for place in range(len(offers[seq])))
+        return Counter(oldest[i] for _, i in drafts[:count])
 
     def _tries_plain(self, rows: int, gain: float) -> bool:
         """Begin a few plain steps, where there is credit for what they take longer."""
@@ -221,9 +254,10 @@ class DraftBudget:
         return True
 
 
-def _slower_s(verifying_s: float, plain_s: float) -> float:
-    """The seconds that a trial of drafts takes longer."""
-    return max(verifying_s - plain_s, _LEAST_COST * plain_s)
+def slower_s(costs: VerifyCosts, rows: int, drafts: int) -> float:
+    """Return the expected seconds that a step of `rows` sequences with `drafts` takes longer than a plain one."""
+    plain_s = costs.plain_s(rows)
+    return max(costs.verifying_s(rows, drafts) - plain_s, _LEAST_COST * plain_s)
 
 
 def _sizes(most: int) -> Iterator[int]:

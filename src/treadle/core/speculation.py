@@ -112,6 +112,8 @@ class Speculation:
         self._accepted += accepted
         if self._timed is not None:
             self._timed.drafted += drafted
+        if self._budget is not None:
+            self._budget.observe_gain(accepted)
         self.tried(seq, match, accepted if ended else drafted, accepted)
 
     def tried(self, seq: Sequence, match: int, drafted: int, accepted: int) -> None:
