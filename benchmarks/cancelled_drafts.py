@@ -30,8 +30,9 @@ from tests.runner.speculation_requests import made, mixed  # noqa: E402
 from tests.support.mtp_models import make_headed  # noqa: E402
 from tests.support.tiny import make_tiny  # noqa: E402
 
+from treadle.core.capabilities import StepCost  # noqa: E402
 from treadle.core.draft_budget import DraftBudget  # noqa: E402
-from treadle.core.messages import Cancel, StepCost, StepReport  # noqa: E402
+from treadle.core.messages import Cancel, StepReport  # noqa: E402
 from treadle.core.plan import DecodeRow, StepPlan  # noqa: E402
 from treadle.core.verify_costs import VerifyCosts  # noqa: E402
 from treadle.engine.loop import EngineLoop  # noqa: E402

@@ -86,7 +86,8 @@ class Bench:
         """Decode all prompts at once. The time counts from the first step in which all of them decode."""
         import msgspec
 
-        from treadle.core.messages import SpeculationCapabilities, StepReport, Submit
+        from treadle.core.capabilities import SpeculationCapabilities
+        from treadle.core.messages import StepReport, Submit
         from treadle.engine.loop import EngineLoop
         from treadle.engine.mailbox import Mailbox
         from treadle.engine.owner import OwnerLimits, scheduler_for

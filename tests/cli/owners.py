@@ -10,7 +10,8 @@ import msgspec
 
 from tests.support.scripted import ScriptedRunner
 from treadle.compose.owner import OwnerSpec
-from treadle.core.messages import Capabilities, Submit, TokenLogprob
+from treadle.core.capabilities import Capabilities
+from treadle.core.messages import Submit, TokenLogprob
 from treadle.core.plan import RowTokens, StepPlan, StepResult
 from treadle.engine.owner import OwnerLimits
 from treadle.runner.base import Progress, Runner, RunnerFactory

@@ -11,6 +11,7 @@ import pytest
 from treadle.cli.json_reporter import LogReporter, run_logged
 from treadle.cli.serve import TerminalReporter
 from treadle.config import Settings
+from treadle.core.capabilities import Capabilities
 from treadle.core.compute_path import (
     Backend,
     ComputePath,
@@ -19,7 +20,6 @@ from treadle.core.compute_path import (
     KernelState,
     KernelStatus,
 )
-from treadle.core.messages import Capabilities
 from treadle.errors import ConfigError, StartFailed
 from treadle.models.transfer import Transfer
 from treadle.network_exposure import Access, Reach

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
+from treadle.core.capabilities import StepCost
 from treadle.core.draft_budget import DraftBudget
-from treadle.core.messages import Output, StepCost, Submit
+from treadle.core.messages import Output, Submit
 from treadle.core.plan import DraftTrial, RowTokens, StepPlan, StepResult
 from treadle.core.scheduler import Scheduler, SchedulerLimits
 from treadle.core.verify_costs import VerifyCosts

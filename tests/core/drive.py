@@ -13,6 +13,7 @@ from typing import Any
 
 from tests.core.hash_tower import HashTower
 from tests.core.scoring import HashScorer, chosen
+from treadle.core.capabilities import Sharing, SpecPrefillCapabilities, StepCost
 from treadle.core.draft_budget import DraftBudget
 from treadle.core.grammar_state import PENDING, READY, GrammarState, GrammarStatus
 from treadle.core.image import VisionCapabilities, keyed
@@ -24,9 +25,6 @@ from treadle.core.messages import (
     FinishReason,
     Output,
     Pooling,
-    Sharing,
-    SpecPrefillCapabilities,
-    StepCost,
     Submit,
     TokenLogprob,
     WaitReason,

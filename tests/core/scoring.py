@@ -6,7 +6,8 @@ from __future__ import annotations
 import zlib
 from collections.abc import Sequence
 
-from treadle.core.messages import SpecPrefillCapabilities, Submit
+from treadle.core.capabilities import SpecPrefillCapabilities
+from treadle.core.messages import Submit
 from treadle.core.plan import RowKept, ScoreChunk
 from treadle.core.sparse_prompt import KEPT_CHUNK, LOOK_AHEAD, LOOK_AHEAD_UNITS, TAIL_CHUNKS, kept_chunks
 

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from tests.core.drive import Bench
 from tests.core.scoring import chosen
+from treadle.core.capabilities import SpecPrefillCapabilities
 from treadle.core.chunk_limits import Work
-from treadle.core.messages import CancelReason, Pooling, SpecPrefillCapabilities, Submit
+from treadle.core.messages import CancelReason, Pooling, Submit
 from treadle.core.outputs import Outputs
 from treadle.core.plan import RowKept, StepPlan, StepResult
 from treadle.core.prefill_budget import PrefillBudget

@@ -9,8 +9,9 @@ import pytest
 from tests.core.drafting import MOST, Engine, Machine
 from tests.core.drive import Bench
 from treadle.core.acceptance import FIRST, FIRST_MATCHED, Acceptance, MatchedAcceptance
+from treadle.core.capabilities import StepCost
 from treadle.core.draft_budget import NOTHING_READY
-from treadle.core.messages import StepCost, Submit
+from treadle.core.messages import Submit
 from treadle.core.plan import DraftTrial, RowTokens, StepResult
 from treadle.core.scheduler import Scheduler, SchedulerLimits
 from treadle.core.sequence import Sequence

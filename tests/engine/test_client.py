@@ -11,15 +11,14 @@ import pytest
 from tests.support.aio import in_loop
 from tests.support.capabilities import capabilities
 from tests.support.owners import CAN, WAIT_S, Clock, FakeOwner, Yard, settle
+from treadle.core.capabilities import Capabilities, SpecPrefillCapabilities
 from treadle.core.compute_path import Backend, ComputePath
 from treadle.core.messages import (
     Cancel,
     CancelReason,
-    Capabilities,
     Finish,
     FinishReason,
     Output,
-    SpecPrefillCapabilities,
     StepReport,
     Stop,
     Submit,

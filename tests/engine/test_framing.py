@@ -4,6 +4,7 @@ from typing import get_args
 
 import pytest
 
+from treadle.core.capabilities import Capabilities
 from treadle.core.messages import (
     BlockRemoved,
     BlocksCleared,
@@ -11,7 +12,6 @@ from treadle.core.messages import (
     Cancel,
     CancelJob,
     CancelReason,
-    Capabilities,
     Failed,
     Finish,
     FinishReason,

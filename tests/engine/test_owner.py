@@ -9,7 +9,8 @@ import pytest
 from tests.support.capabilities import capabilities
 from tests.support.faults import Faults, FaultyRunner, builds
 from tests.support.owners import CAN
-from treadle.core.messages import Failed, FromOwner, Loading, Ready, StepCost, StepReport, Stop, Stopped, Submit
+from treadle.core.capabilities import StepCost
+from treadle.core.messages import Failed, FromOwner, Loading, Ready, StepReport, Stop, Stopped, Submit
 from treadle.engine.mailbox import Mailbox
 from treadle.engine.owner import OwnerLimits, draft_budget, kv_tokens, run_owner, scheduler_for
 from treadle.errors import ModelError

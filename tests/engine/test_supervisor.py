@@ -11,7 +11,8 @@ import pytest
 
 from tests.support.aio import in_loop
 from tests.support.owners import CAN, WAIT_S, Clock, FakeOwner, Yard, settle
-from treadle.core.messages import Capabilities, Failed, FromOwner, Loading, Ready, StepReport, Stop
+from treadle.core.capabilities import Capabilities
+from treadle.core.messages import Failed, FromOwner, Loading, Ready, StepReport, Stop
 from treadle.engine import deaths, heartbeat
 from treadle.engine import supervisor as module
 from treadle.engine.deaths import Cause, Death

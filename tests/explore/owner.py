@@ -13,10 +13,10 @@ from typing import Any, Protocol
 from tests.core.drive import HashRunner, Shape, expected
 from tests.support.capabilities import capabilities
 from tests.support.inert import Inert
+from treadle.core.capabilities import Capabilities
 from treadle.core.grammar_state import PENDING, GrammarStatus
 from treadle.core.messages import (
     Cancel,
-    Capabilities,
     Constraint,
     Failed,
     FromOwner,

@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.embedding_models import make_qwen3_embedding
 from tests.support.tiny import make_tiny
-from treadle.core.messages import Capabilities, SpeculationCapabilities, StepCapabilities
+from treadle.core.capabilities import Capabilities, SpeculationCapabilities, StepCapabilities
 from treadle.errors import ConfigError, ModelError
 from treadle.runner.build import build
 from treadle.runner.device import memory

@@ -18,8 +18,9 @@ from msgspec.structs import replace
 from tests.runner.conftest import Tiny
 from tests.runner.drive import run_alone
 from tests.support.tiny import make_tiny
+from treadle.core.capabilities import Capabilities, SpeculationCapabilities, StepCapabilities
 from treadle.core.grammar_state import PENDING, READY, GrammarState
-from treadle.core.messages import Capabilities, Constraint, SpeculationCapabilities, StepCapabilities, Submit
+from treadle.core.messages import Constraint, Submit
 from treadle.errors import ConfigError, ModelError
 from treadle.grammar.vocabulary import VocabularyThread, read_vocabulary
 from treadle.runner.build import build

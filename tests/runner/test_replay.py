@@ -13,7 +13,7 @@ from tests.runner.looped import Looped
 from tests.runner.test_lookahead import ahead, in_lock_step, named, requests
 from tests.support.capabilities import capabilities
 from treadle.core import block_budget
-from treadle.core.messages import Capabilities
+from treadle.core.capabilities import Capabilities
 from treadle.core.plan import StepPlan, StepResult
 from treadle.runner.model_runner import ModelRunner
 

@@ -15,7 +15,7 @@ from tests.runner.conftest import Tiny
 from tests.support.capabilities import capabilities
 from tests.support.owners import CAN
 from tests.support.scripted_drafter import ScriptedDrafter
-from treadle.core.messages import Capabilities, SpeculationCapabilities, StepCost
+from treadle.core.capabilities import Capabilities, SpeculationCapabilities, StepCost
 from treadle.core.plan import RowFailure, RowTokens, StepPlan, StepResult
 from treadle.runner.loading.step_costs import StepCosts, measure
 from treadle.runner.model_runner import ModelRunner

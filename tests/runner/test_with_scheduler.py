@@ -18,7 +18,8 @@ from tests.runner.looped import Looped
 from tests.runner.parting import PARTING
 from tests.runner.reference import reference, references
 from tests.support.capabilities import capabilities
-from treadle.core.messages import Capabilities, FinishReason, Sampling, Submit
+from treadle.core.capabilities import Capabilities
+from treadle.core.messages import FinishReason, Sampling, Submit
 from treadle.runner.loading.model import LoadedModel
 from treadle.runner.model_runner import ModelRunner
 

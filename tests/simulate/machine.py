@@ -10,16 +10,8 @@ from dataclasses import dataclass
 from tests.explore.turns import TurnLoop
 from tests.support.capabilities import capabilities
 from tests.support.inert import Inert
-from treadle.core.messages import (
-    Capabilities,
-    Failed,
-    FromOwner,
-    Ready,
-    Sharing,
-    Stopped,
-    Submit,
-    ToOwner,
-)
+from treadle.core.capabilities import Capabilities, Sharing
+from treadle.core.messages import Failed, FromOwner, Ready, Stopped, Submit, ToOwner
 from treadle.core.plan import Admit, RowFailure, RowTokens, StepPlan, StepResult
 from treadle.engine.handle import OnExit, OnMessage
 from treadle.engine.in_flight_table import InFlightTable

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from treadle.core.messages import Capabilities, KvCapabilities, SpeculationCapabilities, StepCapabilities
+from treadle.core.capabilities import Capabilities, KvCapabilities, SpeculationCapabilities, StepCapabilities
 
 _SPECULATION = {*SpeculationCapabilities.__struct_fields__} - {"lookahead"}
 _PLAIN = Capabilities(model="test", architecture="none", vocabulary=1000, context=100, device="cpu", dtype="float32")

@@ -11,7 +11,8 @@ from typing import Any
 
 from tests.support.capabilities import capabilities
 from tests.support.scripted import ScriptedRunner
-from treadle.core.messages import Capabilities, Submit
+from treadle.core.capabilities import Capabilities
+from treadle.core.messages import Submit
 from treadle.core.plan import StepPlan, StepResult
 from treadle.runner.base import Job, JobContext, Progress, Runner, RunnerBroken, RunnerFactory
 

@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from treadle.core.messages import Capabilities, FromOwner, Ping, Pong, Ready, StepReport, Stop, Stopped, Submit, ToOwner
+from treadle.core.capabilities import Capabilities
+from treadle.core.messages import FromOwner, Ping, Pong, Ready, StepReport, Stop, Stopped, Submit, ToOwner
 from treadle.engine.handle import OnExit, OnMessage
 
 CAN = Capabilities(model="fake", architecture="none", vocabulary=1000, context=100, device="cpu", dtype="float32")

@@ -12,17 +12,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from treadle.cache.prefix_index import PrefixIndex
+from treadle.core.capabilities import Capabilities
 from treadle.core.grammar_state import READY, GrammarStatus
-from treadle.core.messages import (
-    BlockEvent,
-    Capabilities,
-    Constraint,
-    EmbeddingCapabilities,
-    Pooling,
-    Submit,
-    TokenLogprob,
-)
+from treadle.core.messages import BlockEvent, Constraint, Pooling, Submit, TokenLogprob
 from treadle.core.plan import Admit, DecodeRow, PrefillChunk, RowScores, RowTokens, RowVector, StepPlan, StepResult
+from treadle.core.pooling import EmbeddingCapabilities
 from treadle.core.statistics import RunnerStatistics
 from treadle.runner.base import Job
 

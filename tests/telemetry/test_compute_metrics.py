@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from treadle.core.capabilities import Capabilities
 from treadle.core.compute_path import Backend, ComputePath, KernelName, KernelState, KernelStatus
-from treadle.core.messages import Capabilities
 from treadle.telemetry.metrics import Metrics
 
 

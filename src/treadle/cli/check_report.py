@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from ..core.messages import Capabilities
+from ..core.capabilities import Capabilities
 from ..units import count, size
 from .findings import Findings, Mark
 

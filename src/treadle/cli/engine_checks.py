@@ -19,8 +19,8 @@ from rich.console import Console
 from rich.markup import escape
 
 from ..config import Settings
+from ..core.capabilities import Capabilities
 from ..core.compute_path import Backend
-from ..core.messages import Capabilities
 from ..engine.generation import Generation
 from ..errors import RequestCancelled, TreadleError, spell
 from ..models import resolve

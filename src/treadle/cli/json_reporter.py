@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from ..config import Settings
-from ..core.messages import Capabilities
+from ..core.capabilities import Capabilities
 from ..errors import TreadleError, spell
 from ..fronts.connections import ConnectionLimits
 from ..models.transfer import ProgressLines, Transfer

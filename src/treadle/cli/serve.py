@@ -16,7 +16,7 @@ from rich.markup import escape
 from .. import output_streams
 from ..compose.server import Server
 from ..config import Settings
-from ..core.messages import Capabilities
+from ..core.capabilities import Capabilities
 from ..fronts.connections import ConnectionLimits
 from ..models.transfer import Transfer
 from ..network_exposure import Access, Reach

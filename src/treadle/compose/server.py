@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from ..config import Settings
-from ..core.messages import Capabilities
+from ..core.capabilities import Capabilities
 from ..core.refusals import Refusal
 from ..engine.client import EngineClient
 from ..engine.supervisor import EngineState

@@ -22,7 +22,7 @@ from collections import abc
 from collections.abc import Collection
 from itertools import islice
 
-from .messages import Sharing
+from .capabilities import Sharing
 from .sequence import Sequence
 from .states import State
 

@@ -10,11 +10,11 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 import msgspec
 
 from .block_budget import BlockBudget
+from .capabilities import Sharing
 from .chunk_limits import Work
 from .encodings import Encodings
 from .image import unsplit
 from .inflight_prefix import checkpoints, waits_for_prefix
-from .messages import Sharing
 from .outputs import Outputs
 from .plan import MAX_SCORED_TOKENS, Admit, DecodeRow, Encode, PrefillChunk, ScoreChunk, StepPlan
 from .preemption import DecodeDemand, allocate

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from .messages import Sharing, SpecPrefillCapabilities, VisionCapabilities
+from .capabilities import Sharing, SpecPrefillCapabilities
+from .image import VisionCapabilities
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
+from .capabilities import SpecPrefillCapabilities
 from .chunk_limits import ChunkLimits, Work
-from .messages import SpecPrefillCapabilities, Submit
+from .messages import Submit
 from .outputs import Outputs
 from .plan import RowKept, ScoreChunk
 from .prefill_budget import PrefillBudget

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 
-from .messages import StepCost
+from .capabilities import StepCost
 
 FORGET = 0.9  # weight of the past against each new step; the first ones are averaged
 OUTLIER = 3.0  # a step counts as at most so many times what was expected, or that part of it

@@ -8,10 +8,11 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from ..core.capabilities import Capabilities
 from ..core.finishes import over_capacity
 from ..core.forecast import Lease
 from ..core.gate import Gate, GateLimits
-from ..core.messages import Capabilities, FinishReason, Submit
+from ..core.messages import FinishReason, Submit
 from ..core.refusals import Refusal
 from ..core.virtual_queue import Arrival
 from ..errors import ContextLengthExceeded, EngineUnavailable, ServerStopping, TreadleError

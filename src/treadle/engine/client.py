@@ -13,8 +13,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..core.capabilities import Capabilities
 from ..core.gate import Gate
-from ..core.messages import CancelJob, Capabilities, FromOwner, JobDone, RunJob, StepReport
+from ..core.messages import CancelJob, FromOwner, JobDone, RunJob, StepReport
 from ..core.refusals import Refusal
 from ..core.virtual_queue import Arrival
 from ..errors import EngineDied, EngineUnavailable, TreadleError

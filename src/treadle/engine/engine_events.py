@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from ..core.messages import Capabilities, FromOwner
+from ..core.capabilities import Capabilities
+from ..core.messages import FromOwner
 from ..errors import EngineUnavailable, TreadleError
 from .deaths import Death
 

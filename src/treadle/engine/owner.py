@@ -12,10 +12,11 @@ from collections.abc import Callable
 
 import msgspec
 
+from ..core.capabilities import Capabilities, SpeculationCapabilities
 from ..core.draft_budget import DraftBudget
 from ..core.encodings import HasFeatures, no_features
 from ..core.grammar_state import GrammarLookup, no_grammars
-from ..core.messages import Capabilities, Failed, FromOwner, Loading, Ready, SpeculationCapabilities
+from ..core.messages import Failed, FromOwner, Loading, Ready
 from ..core.plan_builder import MatchPrefix, no_prefix
 from ..core.scheduler import Scheduler, SchedulerLimits
 from ..core.spec_prefill import MatchScored, not_scored

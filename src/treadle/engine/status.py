@@ -6,7 +6,8 @@ from typing import Any
 
 import msgspec
 
-from ..core.messages import Capabilities, SpecPrefillCapabilities, SpeculationCapabilities, StepReport
+from ..core.capabilities import Capabilities, SpecPrefillCapabilities, SpeculationCapabilities
+from ..core.messages import StepReport
 from ..core.statistics import EngineStatistics
 from .client import EngineClient
 from .deaths import Cause

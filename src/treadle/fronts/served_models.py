@@ -8,7 +8,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..config import Settings
-from ..core.messages import Capabilities
+from ..core.capabilities import Capabilities
 from ..engine.client import EngineClient, Health
 from ..errors import ConfigError, EngineUnavailable, InvalidRequest, ModelNotFound, ServerStopping, spelled
 from ..text import TextView

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
+from ..core.capabilities import Capabilities
 from ..core.grammar_state import GrammarStatus
-from ..core.messages import BlockEvent, Capabilities, Constraint, Submit
+from ..core.messages import BlockEvent, Constraint, Submit
 from ..core.plan import Admit, StepPlan, StepResult
 from ..core.statistics import RunnerStatistics
 

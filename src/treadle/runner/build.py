@@ -8,8 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ..core.capabilities import SpeculationCapabilities
 from ..core.grammar_state import NO_GRAMMARS
-from ..core.messages import SpeculationCapabilities
 from ..errors import ConfigError, ModelError
 from ..grammar.compiler import GrammarCompiler
 from ..grammar.vocabulary import VocabularyThread

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import msgspec
 
-from ..core.messages import (
+from ..core.capabilities import (
     Capabilities,
-    EmbeddingCapabilities,
     KvCapabilities,
     SpecPrefillCapabilities,
     SpeculationCapabilities,
     StepCapabilities,
 )
+from ..core.pooling import EmbeddingCapabilities
 from .device.programs import programs_so_far
 from .kv.backend import KvBackend
 from .loading.model import LoadedModel

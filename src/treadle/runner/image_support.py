@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from ..core.messages import Capabilities
+from ..core.capabilities import Capabilities
 from .kv.backend import KvBackend
 from .loading.model import LoadedModel
 

@@ -18,9 +18,10 @@ from typing import Any
 import mlx.core as mx
 from msgspec.structs import replace
 
+from ..core.capabilities import Capabilities, SpecPrefillCapabilities
 from ..core.grammar_state import NO_GRAMMARS, GrammarStatus
 from ..core.image import keyed
-from ..core.messages import BlockEvent, Capabilities, Constraint, SpecPrefillCapabilities, Submit
+from ..core.messages import BlockEvent, Constraint, Submit
 from ..core.plan import Admit, DecodeRow, DraftTrial, PrefillChunk, RowScores, StepPlan, StepResult
 from ..core.statistics import RunnerStatistics, ScorerStatistics
 from ..grammar.compiler import GrammarCompiler

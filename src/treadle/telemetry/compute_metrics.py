@@ -8,7 +8,7 @@ from typing import Protocol
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from ..core.messages import Capabilities
+from ..core.capabilities import Capabilities
 
 
 class ComputeSource(Protocol):

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from tests.fronts.web.server import front
 from tests.fronts.web.test_speculation import HI
 from tests.support.aio import in_loop
-from treadle.core.messages import SpecPrefillCapabilities
+from treadle.core.capabilities import SpecPrefillCapabilities
 from treadle.fronts.generation.choice import Choice
 
 PATHS: list[tuple[str, dict[str, Any]]] = [

@@ -9,7 +9,7 @@ from tests.runner.backends import Driven, segment
 from tests.runner.paged.checks import NamedPages, check
 from tests.runner.paged.models import make, paged
 from tests.support.cuda import ReferenceKernels
-from treadle.core.messages import Sharing
+from treadle.core.capabilities import Sharing
 from treadle.runner.kv.paged.backend import PagedConfig
 from treadle.runner.kv.paged.memory import SLACK, LayerConfig, uniform
 from treadle.runner.kv.paged.paged_pass import PAGE

@@ -12,7 +12,8 @@ from tests.runner.looped import Looped
 from tests.runner.test_lookahead import KINDS
 from tests.support.grammars import Grammars, byte_tokenizer, regex
 from tests.support.tiny import EOS
-from treadle.core.messages import StepCost, Submit
+from treadle.core.capabilities import StepCost
+from treadle.core.messages import Submit
 from treadle.core.statistics import SpecPrefillStatistics
 from treadle.runner.drafting.drafter import Drafter
 from treadle.runner.loading.model import LoadedModel

@@ -17,7 +17,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
-from ...core.messages import EmbeddingCapabilities, Pooling, Submit
+from ...core.messages import Pooling, Submit
+from ...core.pooling import EmbeddingCapabilities
 from ...core.virtual_queue import Arrival
 from ...engine.generation import Generation
 from ...engine.reservation import Reservation

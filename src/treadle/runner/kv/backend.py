@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, Self
 
 from ...cache.prefix_index import PrefixIndex
-from ...core.messages import Sharing
+from ...core.capabilities import Sharing
 from ...core.statistics import PrefixStatistics
 from ..forward.segments import ForwardOutput, KvSequence, RowSegment
 from ..mlxlm import Selection

@@ -11,7 +11,7 @@ from contextlib import suppress
 from itertools import pairwise
 from statistics import median
 
-from ...core.messages import StepCapabilities, StepCost
+from ...core.capabilities import StepCapabilities, StepCost
 from ...core.plan import MAX_SCORED_TOKENS, Admit, DecodeRow, StepPlan, StepResult
 from ..device.owner_thread import OutOfMemory
 from .synthetic_steps import Clock, Warmable, decoders, release

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from ...core.messages import Capabilities, StepCost
+from ...core.capabilities import Capabilities, StepCost
 from ...core.plan import Admit, DecodeRow, StepPlan
 from ..kv.backend import WarmPass
 from ..kv.contiguous.buffer import STEP

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import Protocol
 
-from ...core.messages import Capabilities, Submit
+from ...core.capabilities import Capabilities
+from ...core.messages import Submit
 from ...core.plan import Admit, DecodeRow, PrefillChunk, StepPlan, StepResult
 from ..kv.backend import WarmPass
 

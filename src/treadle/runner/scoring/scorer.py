@@ -20,7 +20,8 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 import numpy as np
 
-from ...core.messages import SpecPrefillCapabilities, Submit
+from ...core.capabilities import SpecPrefillCapabilities
+from ...core.messages import Submit
 from ...core.plan import RowKept, ScoreChunk
 from ...core.sparse_prompt import COMPARING_UNITS, LOOK_AHEAD
 from ...core.statistics import ScorerStatistics

@@ -11,7 +11,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ....core.messages import Capabilities
+from ....core.capabilities import Capabilities
 from ....errors import EngineUnavailable, InvalidRequest
 from ...served_models import IMAGE, Models, ServedModel
 from ...strict_json import parse_json

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.types import Scope
 
-from ....core.messages import Capabilities
+from ....core.capabilities import Capabilities
 from ....engine.client import EngineClient
 from ....errors import EngineUnavailable
 from ....host_names import host_of

@@ -18,7 +18,7 @@ import mlx.core as mx
 from ....cache.block_store import BlockStore
 from ....cache.prefix_index import Freed, Match, PrefixIndex
 from ....cache.prefix_node import Node
-from ....core.messages import Sharing
+from ....core.capabilities import Sharing
 from ....core.statistics import PrefixStatistics
 from ...forward.ragged import ForwardPass, RaggedBatch
 from ...forward.segments import ForwardOutput, KvSequence, RowSegment, joined_states

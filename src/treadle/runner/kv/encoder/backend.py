@@ -14,7 +14,7 @@ from typing import Any, Self
 import mlx.core as mx
 from msgspec.structs import replace
 
-from ....core.messages import Sharing
+from ....core.capabilities import Sharing
 from ....core.statistics import PrefixStatistics
 from ...forward.ragged import ForwardPass, RaggedBatch
 from ...forward.segments import ForwardOutput, KvSequence, RowSegment, with_columns

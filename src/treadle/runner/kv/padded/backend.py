@@ -17,7 +17,7 @@ from typing import Any, Self
 
 import mlx.core as mx
 
-from ....core.messages import Sharing
+from ....core.capabilities import Sharing
 from ....core.statistics import PrefixStatistics
 from ... import mlxlm
 from ...device.owner_thread import mlx_runtime

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ....cache.prefix_index import PrefixIndex
-from ....core.messages import Sharing
+from ....core.capabilities import Sharing
 from ....core.statistics import PrefixStatistics
 from ...forward.batch_buckets import PROMPT_SIZES, decode_bucket, mixed_bucket, prompt_bucket
 from ...forward.ragged import ForwardPass, RaggedBatch
