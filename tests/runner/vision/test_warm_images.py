@@ -15,6 +15,7 @@ from tests.support.shared_pixels import SharedPixels
 from tests.support.tiny_vision import FAMILIES, SIDE, pixels_of
 from treadle import shared_memory
 from treadle.core.plan import StepPlan
+from treadle.runner.device.owner_thread import OutOfMemory
 from treadle.runner.loading import vision as loading
 from treadle.runner.loading import warm_images
 from treadle.runner.model_runner import ModelRunner
@@ -68,13 +69,26 @@ def test_where_there_is_no_shared_memory_it_says_so(
     assert "image" in model.runner.capabilities().modalities
 
 
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (ValueError("a shape"), "an image can't be encoded: a shape"),
+        (OutOfMemory("unable to allocate 9 bytes"), "unable to allocate 9 bytes"),
+    ],
+    ids=["shape", "memory"],
+)
 def test_a_tower_that_fails_is_told_and_leaves_nothing(
-    tmp_path: Path, shared: SharedPixels, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    error: Exception,
+    reason: str,
+    tmp_path: Path,
+    shared: SharedPixels,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Text is served all the same."""
 
     def fail(*args: Any) -> None:
-        raise ValueError("a shape")
+        raise error
 
     model = VisionModel.make(tmp_path, "qwen3_vl", shared)
     vision = model.runner._model.vision
@@ -82,8 +96,9 @@ def test_a_tower_that_fails_is_told_and_leaves_nothing(
     monkeypatch.setattr(vision.tower, "image", fail)
     monkeypatch.setattr(vision.tower, "count", lambda *_: 1)
     model.runner.warm_up()
-    reason = "an image can't be encoded: a shape"
-    assert caplog.messages == [f"images are not warmed up, and the first one will take longer: {reason}"]
+    (told,) = caplog.messages
+    assert told.startswith("images are not warmed up, and the first one will take longer: ")
+    assert reason in told
     assert (model.runner.statistics().kv_bytes, len(model.runner._rows)) == (0, 0)
     with pytest.raises(FileNotFoundError), shared_memory.attach(name_of_pixels(), 1):
         pass

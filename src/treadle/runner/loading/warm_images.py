@@ -21,6 +21,7 @@ from ...core.image import Image
 from ...core.messages import Submit
 from ...core.plan import Admit, Encode, StepPlan
 from ...errors import one_line
+from ..device.owner_thread import OutOfMemory
 from ..kv.backend import WarmLimits, WarmPass
 from ..mlxvlm import TABLE, Picture
 from ..vision.model import Vision
@@ -39,18 +40,18 @@ _MOST_PASSES = 80
 def warm_up_images(runner: Warmable, vision: Vision, passes: Sequence[WarmPass], limits: WarmLimits) -> None:
     """Encode the usual images of `vision`, and compute chunks of prompts with the first of them as in those of the KV
     backend's `passes` that have one chunk. Leaves nothing behind, also when it raises. Where there is no shared memory
-    for their pixels, or one can't be encoded, the log says so, and the first request with an image does all this."""
+    for their pixels, or none for a step, or one can't be encoded, the log says so, and text is served all the same."""
     for number, picture in enumerate(vision.usual):
         try:
             with _pixels(picture) as name:
                 image = _image(vision, picture, name)
                 _warm_up_image(runner, vision, image, passes if number == 0 else (), limits)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, MemoryError, OutOfMemory) as error:
             _log.warning("images are not warmed up, and the first one will take longer: %s", _reason(error))
             return
 
 
-def _reason(error: OSError | ValueError) -> str:
+def _reason(error: Exception) -> str:
     return f"there is no shared memory for one ({error.strerror})" if isinstance(error, OSError) else one_line(error)
 
 
