@@ -177,6 +177,40 @@ def test_equal_prompts_share_nothing_but_what_the_scorer_has_computed() -> None:
     assert b.runner.scorer.computed - computed == (LONG - 1) % 16
 
 
+@pytest.mark.parametrize("lookahead", [0, 1])
+def test_a_prompt_of_several_sequences_is_scored_once(lookahead: int) -> None:
+    """Beside one whose tokens are others, and one of another tenant."""
+    b = bench(lookahead=lookahead, max_running=6)
+    prompt = tuple(range(LONG))
+    requests = [b.submit(f"{i}", prompt=prompt, max_tokens=4) for i in range(4)]
+    requests.append(b.submit("tenant", prompt=prompt, max_tokens=4, salt="t"))
+    requests.append(b.submit("other", prompt=(*prompt[:-1], 7), max_tokens=4))
+    plans = _plans(b)
+    for request in requests:
+        b.assert_undisturbed(request, KEEP)
+    assert {chunk.id for plan in plans for chunk in plan.score} == {"0", "tenant", "other"}
+    assert b.statistics().spec_prefill.prompts == 6
+    b.assert_idle()
+
+
+@pytest.mark.parametrize("comes_back", [False, True])
+def test_another_sequence_with_the_prompt_takes_over(comes_back: bool) -> None:
+    b = bench(max_running=4)
+    prompt = tuple(range(LONG))
+    first, *others = [b.submit(f"{i}", prompt=prompt, max_tokens=4) for i in range(3)]
+    b.until(lambda: b.runner.scorer.computed > 100)
+    (seq,) = [seq for seq in b.scheduler._running.values() if seq.sparse is not None and seq.sparse.begun]
+    if comes_back:
+        b.scheduler._preempt([seq], b.now)
+    else:
+        b.cancel(seq.id)
+    b.run()
+    for request in others if not comes_back else (first, *others):
+        b.assert_undisturbed(request, KEEP)
+    assert LONG < b.runner.scorer.computed < 2 * LONG
+    b.assert_idle()
+
+
 def test_nobody_waits_for_a_prompt_that_is_prefilled_in_part() -> None:
     b = bench(cache=True, share=True, block=16)
     prompt = tuple(range(LONG))
@@ -246,7 +280,7 @@ def test_a_scorer_without_a_cache_computes_each_prompt() -> None:
 def test_a_second_result_for_a_prompt_is_a_fault() -> None:
     seq = Sequence.of(Submit(id="a", prompt=tuple(range(LONG)), max_tokens=1), order=1, now=0.0)
     with pytest.raises(AssertionError, match="scored once"):
-        SpecPrefill(CAN, Outputs()).settle(seq, RowKept("a", ()))
+        SpecPrefill(CAN, Outputs()).settle(seq, RowKept("a", ()), [seq])
 
 
 # Memory --------------------------------------------------------------------------------------------------------------

@@ -204,7 +204,7 @@ class Scheduler:
                 self._outputs.of(seq).prompt_logprobs += seq.unreported_scores(scores.logprobs)
         for kept in result.kept:
             if (scored := step.sequences.get(kept.id)) is not None and scored.live:
-                self._spec_prefill.settle(scored, kept)
+                self._spec_prefill.settle(scored, kept, self._running.values())
         for vector in result.vectors:
             if (seq := step.sequences[vector.id]).live:
                 self._end(seq, Finish(reason=FinishReason.STOP, vector=vector.data))

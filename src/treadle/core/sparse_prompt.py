@@ -48,6 +48,7 @@ class SparsePrompt:
     kept: int
     units: int = 0
     begun: bool = False  # the scorer has it
+    prompt: int = 0  # a hash of the prompt and its start
     chosen: tuple[int, ...] | None = None
     lead: int = -1
 

@@ -3,11 +3,14 @@
 A prompt is scored once it has joined, before any of it is prefilled. A step either prefills or scores: the kind whose
 prompts have waited longer. Prompts that are scored share a step like those that are prefilled, and pay from the same
 credit, so that decoding sequences wait no longer for them. The scorer's cache goes to the first ones, and others wait.
+
+A prompt that several sequences have, as the choices of a request, is scored for the first of them, and the others wait
+for what is kept: where the same part of it is cached, that is the same.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 
 from .capabilities import SpecPrefillCapabilities
 from .chunk_limits import ChunkLimits, Work
@@ -79,14 +82,19 @@ class SpecPrefill:
         """Leave out a part of the prompt behind its `cached` tokens, unless too few are left of it."""
         length = len(seq.request.prompt)
         enough = length - cached >= max(2, self._can.min_tokens)
-        seq.leave_out(SparsePrompt.of(length, cached, self._can.keep) if enough else None)
+        if not enough:
+            seq.leave_out(None)
+            return
+        seq.leave_out(SparsePrompt.of(length, cached, self._can.keep))
+        assert seq.sparse is not None
+        seq.sparse.prompt = hash((seq.request.salt, cached, seq.request.prompt))
 
     # Plans -------------------------------------------------------------------------------------------------------
 
     def candidates(self, active: Collection[Sequence]) -> list[Sequence]:
         """Return the sequences whose prompts can be scored in the next step, in turn order: as many as the scorer has
         places and memory for."""
-        waiting = [seq for seq in active if seq.scores and seq.joined]
+        waiting = _of_different_prompts(seq for seq in active if seq.scores and seq.joined)
         if not waiting:
             return waiting
         begun = [seq for seq in waiting if seq.sparse is not None and seq.sparse.begun]
@@ -118,8 +126,9 @@ class SpecPrefill:
 
     # Results -----------------------------------------------------------------------------------------------------
 
-    def settle(self, seq: Sequence, kept: RowKept) -> None:
-        """Settle what is kept of a sequence's prompt; all of it where it could not be scored."""
+    def settle(self, seq: Sequence, kept: RowKept, running: Collection[Sequence]) -> None:
+        """Settle what is kept of a sequence's prompt, and of those of others that are `running` and have the same; all
+        of it where it could not be scored."""
         sparse = seq.sparse
         if sparse is None or not seq.scores:
             raise AssertionError("a prompt is scored once")
@@ -129,7 +138,14 @@ class SpecPrefill:
             out = self._outputs.of(seq)
             out.scored_tokens = out.kept_tokens = 0
             return
-        sparse.choose(kept.positions)
+        self._choose(sparse, kept.positions)
+        for other in running:
+            if _awaits(other, seq):
+                assert other.sparse is not None
+                self._choose(other.sparse, kept.positions)
+
+    def _choose(self, sparse: SparsePrompt, positions: tuple[int, ...]) -> None:
+        sparse.choose(positions)
         self._prompts += 1
         self._scored += sparse.scored
         self._kept += sparse.kept - sparse.start
@@ -145,6 +161,26 @@ class SpecPrefill:
             scoring_s=self.scoring_s,
             scoring=sum(seq.scores for seq in running),
         )
+
+
+def _of_different_prompts(seqs: Iterable[Sequence]) -> list[Sequence]:
+    """Return one sequence for each prompt: that whose scoring has begun, or the first."""
+    found: dict[int, Sequence] = {}
+    for seq in sorted(seqs, key=lambda seq: seq.order):
+        assert seq.sparse is not None
+        known = found.get(seq.sparse.prompt)
+        if known is None or (seq.sparse.begun and known.sparse is not None and not known.sparse.begun):
+            found[seq.sparse.prompt] = seq
+    return list(found.values())
+
+
+def _awaits(other: Sequence, seq: Sequence) -> bool:
+    """Whether another sequence waits for what is kept of the prompt of `seq`, as it has the same."""
+    mine, own = other.sparse, seq.sparse
+    if mine is None or own is None or not (other.scores and other.joined) or mine.begun:
+        return False
+    same = mine.prompt == own.prompt and mine.start == own.start and other.request.salt == seq.request.salt
+    return same and other.request.prompt == seq.request.prompt
 
 
 def _kind(seq: Sequence) -> Work:

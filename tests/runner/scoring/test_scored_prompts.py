@@ -196,6 +196,16 @@ def test_what_is_prefilled_in_part_is_never_reused(tiny: Tiny, small: LoadedMode
     assert kept(one, "behind") == (scored, one.cached("behind") + kept_tokens(scored, 0.3))
 
 
+def test_choices_of_a_prompt_are_scored_once(tiny: Tiny, small: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = looped(tiny("llama"), scorer_of(small, 0.3))
+    chosen = kept_of(one, monkeypatch)
+    found = one.run(*(Submit(f"{i}", LONG, 5) for i in range(4)))
+    assert len(chosen) == 1
+    assert found["0"] == found["1"] == found["2"] == found["3"]
+    assert {kept(one, id_) for id_ in found} == {(500, kept_tokens(500, 0.3))}
+    assert_nothing_is_held(one)
+
+
 def test_a_scorer_computes_a_common_prefix_once(tiny: Tiny, small: LoadedModel) -> None:
     scorer = scorer_of(small, 0.3)
     one = looped(tiny("llama"), scorer)
