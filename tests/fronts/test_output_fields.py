@@ -95,6 +95,7 @@ def test_every_spelling_is_a_grammar(fields: dict[str, Any], grammar: Any) -> No
         ({"structured_outputs": {"regex": "a", "whitespace_pattern": " "}}, "structured_outputs.whitespace_pattern"),
         ({"structured_outputs": {"json": "{"}}, "structured_outputs.json"),
         ({"structured_outputs": {"json": 5}}, "structured_outputs.json"),
+        ({"structured_outputs": {"json": 0.0, "regex": "a"}}, "structured_outputs"),
         ({"structured_outputs": {"regex": 5}}, "structured_outputs.regex"),
         ({"structured_outputs": {"choice": "a"}}, "structured_outputs.choice"),
         ({"structured_outputs": {"json_object": "yes"}}, "structured_outputs.json_object"),

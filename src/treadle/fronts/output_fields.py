@@ -99,10 +99,10 @@ def _openai_schema(value: Mapping[str, Any], at: str) -> Found:
 def _structured_outputs(value: Any, at: str) -> Found | None:
     require_type(value, Mapping, "an object", at)
     for key, setting in value.items():
-        if key not in VLLM_KINDS and setting not in (None, False):
+        if key not in VLLM_KINDS and _is_given(setting):
             place, known = f"{at}.{key[:40]}", ", ".join(VLLM_KINDS)
             raise UnsupportedParameter(f"{place} is not supported here: give one of {known}", param=place)
-    kinds = [key for key in VLLM_KINDS if value.get(key) not in (None, False)]
+    kinds = [key for key in VLLM_KINDS if _is_given(value.get(key))]
     if len(kinds) != 1:
         has = f"has {' and '.join(kinds)}" if kinds else "names no format"
         raise InvalidRequest(f"{at} {has}: give one of {', '.join(VLLM_KINDS)}", param=at)
@@ -142,3 +142,8 @@ def _schema(value: Any, at: str) -> Any:
     if not isinstance(value, (dict, bool)):
         raise InvalidRequest(f"{at} is {kind_of(value)}: it must be a JSON Schema, an object", param=at)
     return value
+
+
+def _is_given(value: Any) -> bool:
+    """Whether a key says something: null and false do not, and 0, which equals false, is a wrong value."""
+    return value is not None and value is not False
