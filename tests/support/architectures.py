@@ -643,8 +643,12 @@ UNAVAILABLE = {
 
 
 def config_of(architecture: str, **changed: Any) -> Config:
-    """The tiny configuration of `architecture`, with some fields changed."""
-    return {"model_type": architecture, **ARCHITECTURES[architecture], **changed}
+    """The tiny configuration of `architecture`, with some fields changed. A second table of embeddings has the size of
+    the first: ids behind it would be read from beyond it."""
+    config = {"model_type": architecture, **ARCHITECTURES[architecture], **changed}
+    if "vocab_size" in changed and "vocab_size_per_layer_input" in config:
+        config["vocab_size_per_layer_input"] = changed["vocab_size"]
+    return config
 
 
 def new_module(config: Config, seed: int = 0) -> Any:
