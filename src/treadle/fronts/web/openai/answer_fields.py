@@ -85,8 +85,5 @@ Think = typed(or_null({"type": "boolean"}, {"enum": list(EFFORTS)}))
 Budget = typed(_BUDGET)
 Shown = typed(FLAG)
 _TEXT_PART = object_of({"type": {"const": "text"}, "text": STRING})
-Prediction = typed(
-    or_null(
-        object_of({"type": {"const": "content"}, "content": either(STRING, listed(_TEXT_PART, maxItems=MAX_PARTS))})
-    )
-)
+_PREDICTED = {"type": {"const": "content"}, "content": either(STRING, listed(_TEXT_PART, maxItems=MAX_PARTS))}
+Prediction = typed(or_null({**object_of(_PREDICTED), "additionalProperties": False}))
