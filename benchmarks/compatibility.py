@@ -48,7 +48,8 @@ SUITES = f"""## Conformance suites
 
 llm-comply checks answers against the schema of each API, and schemathesis holds the server to its own OpenAPI document
 with generated requests. All servers have the same tiny random model, whose answers may be empty: a failed test of
-llm-comply is run once more.
+llm-comply is run once more. It reads text alone: Treadle's image tests run against a tiny random Qwen3-VL, and those of
+the others can't pass.
 
 `{RUN} suites`, for other servers with `--peer NAME`
 

@@ -74,8 +74,11 @@ def _of_treadle(options: Any, work: Path) -> Results:
     if "clients" in options.parts:
         _run_clients(options, work, rows, missing)
     if {"sdks", "suites"} & set(options.parts):
-        with servers.tiny_server(work / "tiny", work / "tiny.log") as url:
-            _run_libraries(options, url, "tiny", rows, missing)
+        with (
+            servers.tiny_server(work / "tiny", work / "tiny.log") as url,
+            servers.vision_server(work / "vision", work / "vision.log") as vision,
+        ):
+            _run_libraries(options, url, "tiny", rows, missing, (vision, "vision"))
     if "suites" in options.parts:
         _keep(rows, suites.schemathesis(options.sdk_python, options.seconds))
     return now("treadle", version(), rows, missing)
@@ -112,14 +115,16 @@ def _run_clients(options: Any, work: Path, rows: list[Row], missing: list[str]) 
                 _keep(rows, [recorded.run(recording, place)])
 
 
-def _run_libraries(options: Any, url: str, model: str, rows: list[Row], missing: list[str]) -> None:
+def _run_libraries(
+    options: Any, url: str, model: str, rows: list[Row], missing: list[str], vision: tuple[str, str] | None = None
+) -> None:
     if "sdks" in options.parts:
         found = sdks.run(options.sdk_python, options.node_modules, url, model, options.only)
         rows += [Row(**row) for row in found["rows"]]
         missing += found["missing"]
     if "suites" in options.parts:
         for format_ in suites.FORMATS:
-            _keep(rows, suites.comply(options.sdk_python, url, model, format_))
+            _keep(rows, suites.comply(options.sdk_python, url, model, format_, vision))
 
 
 def _keep(rows: list[Row], found: Iterator[Row] | list[Row]) -> None:

@@ -17,6 +17,7 @@ from benchmarks.clients import agent, recorded
 from benchmarks.clients.programs import MODEL, PROGRAMS, Place
 from benchmarks.clients.results import ROOT
 from tests.support.tiny import make_tiny
+from tests.support.vision_folder import make_vision_chat
 
 from treadle.processes import free_port
 
@@ -44,6 +45,21 @@ def tiny_server(folder: Path, log: Path) -> Iterator[str]:
     """Context manager of a server of a tiny random model; yields its base URL. Names of models are demanded, as by
     OpenAI's API. Answers are greedy where a client gives no temperature, so that every run has the same ones."""
     make_tiny(folder, context=TINY_CONTEXT)
+    with _greedy(folder, log) as url:
+        yield url
+
+
+@contextmanager
+def vision_server(folder: Path, log: Path) -> Iterator[str]:
+    """Context manager of a server like `tiny_server`, of a tiny random Qwen3-VL. Bytes that UTF-8 does not have end its
+    answers: with one end token they would seldom end."""
+    make_vision_chat(folder, context=TINY_CONTEXT, ends=[192, 193, 245, *range(251, 256)])
+    with _greedy(folder, log) as url:
+        yield url
+
+
+@contextmanager
+def _greedy(folder: Path, log: Path) -> Iterator[str]:
     (folder / "generation_config.json").write_text(json.dumps({"temperature": 0.0}), encoding="utf-8")
     with serving(["-m", "treadle", "serve", str(folder), "--require-model"], log, {}) as url:
         yield url

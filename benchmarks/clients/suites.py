@@ -15,13 +15,15 @@ from benchmarks.clients.results import ROOT, Row
 
 FORMATS = {"openai-chat": "chat", "anthropic": "Anthropic", "open-responses": "Responses"}
 """Formats of llm-comply, with their APIs."""
+WITH_IMAGE = "Image Input"
 TEST_LIMIT_S = 120
 CASES = re.compile(r"\d[\d,]* generated.*")
 ENDS = re.compile(r"^.*\b(?:Error|ERROR|Timeout)\b.*$", re.MULTILINE)
 
 
-def comply(python: Path, url: str, model: str, format_: str) -> Iterator[Row]:
-    """Run llm-comply of an environment's `python` for one format; yield a row per test that was not skipped.
+def comply(python: Path, url: str, model: str, format_: str, vision: tuple[str, str] | None = None) -> Iterator[Row]:
+    """Run llm-comply of an environment's `python` for one format; yield a row per test that was not skipped. A test
+    with an image is run against the server and the model of `vision`, where these are given.
 
     A test that fails is run once more: the answers of a random model may be empty.
     """
@@ -29,9 +31,13 @@ def comply(python: Path, url: str, model: str, format_: str) -> Iterator[Row]:
     if not program.exists():
         return
     version = _version(python, "llm-comply")
-    command = [str(program), "--format", format_, "-u", f"{url}/v1", "-k", "none", "-m", model, "--json"]
-    for test in _tests(command):
-        again = _tests([*command, "--filter", str(test["id"])])[:1] if _failed(test) else []
+    command = [str(program), "--format", format_, "-k", "none", "--json"]
+    usual = [*command, "-u", f"{url}/v1", "-m", model]
+    for test in _tests(usual):
+        where = usual
+        if vision is not None and test["name"] == WITH_IMAGE:
+            where = [*command, "-u", f"{vision[0]}/v1", "-m", vision[1]]
+        again = _tests([*where, "--filter", str(test["id"])])[:1] if _failed(test) else []
         test = next(iter(again), test)
         if test["status"] != "skipped":
             detail = _reason(test) if _failed(test) else ""

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from tests.support.embedding_models import write_json
 from tests.support.images import MARKS, TEMPLATE
-from tests.support.tiny_vision import END, IMAGE, SIDE, START, make_vision
+from tests.support.tiny_vision import END, IMAGE, SIDE, START, config_of, make_vision
 
 FAMILY = "qwen3_vl"
+EOS = 255
 _IDS = dict(zip(MARKS, (START, IMAGE, END), strict=True))
 
 
-def make_vision_chat(folder: Path, *, without: str = "") -> Path:
-    """Write the folder: an image has a token for each 16 x 16 pixels, 64 at most. See `make_vision` for `without`."""
-    make_vision(folder, FAMILY, without=without)
+def make_vision_chat(folder: Path, *, context: int = 2048, ends: Sequence[int] = (EOS,)) -> Path:
+    """Write the folder: an image has a token for each 16 x 16 pixels, 64 at most. `ends` are tokens that end an
+    answer."""
+    text = {**config_of(FAMILY)["text_config"], "max_position_embeddings": context}
+    make_vision(folder, FAMILY, more={"text_config": text, "eos_token_id": list(ends)})
     _write_tokenizer(folder)
     write_json(
         folder / "preprocessor_config.json",
