@@ -55,6 +55,7 @@ RECURRENT: dict[str, dict[str, Any]] = {
         **LINEAR_ATTENTION,
         **EXPERTS,
         "shared_expert_intermediate_size": 32,
+        "norm_topk_prob": False,
         "partial_rotary_factor": 0.25,
     },
     "qwen3_5": {"text_config": {**_FOUR, **LINEAR_ATTENTION, "model_type": "qwen3_5_text"}},

@@ -109,7 +109,8 @@ def name_of_pixels() -> str:
 
 
 TOKENS = {
-    **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "qwen3_vl_moe", "mistral3", "llava"), 16),
+    **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "qwen3_vl_moe", "qwen3_5_moe"), 16),
+    **dict.fromkeys(("mistral3", "llava"), 16),
     **dict.fromkeys(("gemma3", "gemma4"), 9),
     **dict.fromkeys(("smolvlm", "idefics3"), 4),
     "pixtral": 64,
