@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import overload
 
 import numpy as np
 
 from ..forward.positions import Numbers
+from ..forward.token_view import TokenView
 from .drafter import DraftedRow
 
 
-class RowText(Sequence[int]):
+class RowText(TokenView):
     """View of a row's `tokens`, of whose first `prompt` ones those at `places` alone; more may be appended to them
     meanwhile. `positions` are those of the tokens at these places, and others follow them."""
 
@@ -26,19 +26,11 @@ class RowText(Sequence[int]):
     def __len__(self) -> int:
         return len(self._tokens) - self._left_out
 
-    @overload
-    def __getitem__(self, index: int) -> int: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[int]: ...
-
-    def __getitem__(self, index: int | slice) -> int | Sequence[int]:
-        start, stop, step = (index if isinstance(index, slice) else slice(index, index + 1 or None)).indices(len(self))
-        assert step == 1
+    def part(self, start: int, stop: int) -> list[int]:
         kept = len(self._places)
         found = [self._tokens[place] for place in self._places[start:stop]]
         found += self._tokens[max(start, kept) + self._left_out : max(stop, kept) + self._left_out]
-        return found if isinstance(index, slice) else found[0]
+        return found
 
     @property
     def _left_out(self) -> int:

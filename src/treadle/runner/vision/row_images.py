@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, overload
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from ...core.image import Image
 from ..forward.segments import Features, RowSegment
+from ..forward.token_view import TokenView
 from ..mlxvlm import Encoded
 from .features import FeatureStore
 from .model import Vision
@@ -98,7 +99,7 @@ def _padded(tokens: Sequence[int], places: Numbers) -> list[int]:
     return padded
 
 
-class KeyedTokens(Sequence[int]):
+class KeyedTokens(TokenView):
     """View of `tokens` with the `keys` of images (`RowImages.keys`) in place of theirs; more tokens may be appended
     meanwhile."""
 
@@ -111,18 +112,10 @@ class KeyedTokens(Sequence[int]):
     def __len__(self) -> int:
         return len(self._tokens)
 
-    @overload
-    def __getitem__(self, index: int) -> int: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[int]: ...
-
-    def __getitem__(self, index: int | slice) -> int | Sequence[int]:
-        start, stop, step = (index if isinstance(index, slice) else slice(index, index + 1 or None)).indices(len(self))
-        assert step == 1
+    def part(self, start: int, stop: int) -> list[int]:
         found = list(self._tokens[start:stop])
         for first, end, keys in self._spans:
             low, high = max(first, start), min(end, stop)
             if low < high:
                 found[low - start : high - start] = keys[low - first : high - first]
-        return found if isinstance(index, slice) else found[0]
+        return found
