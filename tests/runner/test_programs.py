@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,11 +16,13 @@ from tests.support.nvrtc import NvrtcLibrary, TextCompiler
 from treadle.core.compute_path import KernelPrograms
 from treadle.runner.device import programs as module
 from treadle.runner.device.cubin_cache import CubinCache
+from treadle.runner.device.image_names import library_hash, short_name
 from treadle.runner.device.nvrtc import Nvrtc, NvrtcMissing
 from treadle.runner.device.program_text import NAME, KernelText
 from treadle.runner.device.programs import Program, Programs, programs_so_far, tried
 
 Launch = dict[str, Any]
+NAME_OF_FUNCTION = b"__global__ void"
 TEXT = f'extern "C" __global__ void {NAME}() {{}}'
 
 
@@ -43,6 +47,7 @@ def test_a_program_has_the_arguments_that_its_body_reads() -> None:
         'extern "C" __global__ void KERNEL_NAME(const __nv_bfloat16* x, const unsigned char* w, const int* max, '
         "__half* out, int x_size_0, int x_size_2, int max_size_1) {",
         "",
+        "if (gridDim.z > 1) return;",
         "using T = __nv_bfloat16;",
         "constexpr int ROWS = 8;",
         "constexpr bool BIASED = true;",
@@ -168,13 +173,25 @@ def test_a_launch_names_the_program_and_passes_sizes(monkeypatch: pytest.MonkeyP
 
 
 class Device:
-    """MLX's launches of the trial, and NVRTC. `answer` computes what a launch returns."""
+    """MLX's launches of the trial, and NVRTC. `answer` computes what a launch returns, once its program was loaded."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, library: NvrtcLibrary) -> None:
         self.environment = {"XDG_CACHE_HOME": str(tmp_path)}
         self.answer: Callable[[Launch], Any] = lambda given: given["inputs"][0] * 2 + given["scalars"][0]
-        monkeypatch.setattr(mx.fast, "precompiled_cuda_kernel", lambda **given: [self.answer(given)])
+        self.launches: list[Launch] = []
+        self._hash = library_hash()
+        self._loaded: set[tuple[str, int]] = set()
+        monkeypatch.setattr(mx.fast, "precompiled_cuda_kernel", self._launch)
         monkeypatch.setattr(module, "find_nvrtc", lambda mlx, environment: Nvrtc(library, []))
+
+    def _launch(self, **given: Any) -> Any:
+        """MLX's way to find a program: by its name and the hash of its code, which it loads where it has none."""
+        self.launches.append(given)
+        key = (given["name"], self._hash(given["compiled_source"]))
+        if key not in self._loaded and NAME_OF_FUNCTION not in given["compiled_source"]:
+            raise RuntimeError("Failed to load compiled kernel")
+        self._loaded.add(key)
+        return [self.answer(given)]
 
     def tried(self) -> Programs:
         return tried("sm_90", Path("mlx"), self.environment)
@@ -191,6 +208,70 @@ def test_a_start_tries_one_program(device: Device, tmp_path: Path, caplog: pytes
     assert programs.get("some", TEXT, (), 0) is not None
     assert len(list((tmp_path / "treadle" / "kernels").iterdir())) == 2
     assert not caplog.records
+
+
+def test_launches_of_a_loaded_program_pass_eight_bytes(device: Device) -> None:
+    """MLX hashes what is passed at each launch."""
+    programs = device.tried()
+    whole = programs.get("some", TEXT, ((0, 0),), 0)
+    assert whole is not None
+    device.launches.clear()
+    program = programs.loaded(whole, [mx.int32, mx.uint8], [mx.float16])
+    (load,) = device.launches
+    assert load["compiled_source"] == whole.cubin
+    assert (load["grid"], load["threadgroup"], load["scalars"]) == ((1, 1, 2), (1, 1, 1), [0])
+    assert [given.dtype for given in load["inputs"]] == [mx.int32, mx.uint8]
+    assert load["output_dtypes"] == [mx.float16]
+    program.launch([mx.zeros(3), mx.zeros(3)], (1, 1), 1, [(1,)], [mx.float16])
+    assert len(device.launches[-1]["compiled_source"]) == 8
+    assert device.launches[-1]["name"] == whole.name
+
+
+def test_a_short_name_has_the_hash_of_the_whole() -> None:
+    hashed = library_hash()
+    for size in (0, 1, 8, 9, 16, 40_001):
+        image = os.urandom(size)
+        name = short_name(image, hashed)
+        assert len(name) <= 8
+        assert hashed(name) == hashed(image)
+    with pytest.raises(ValueError, match="not MurmurHash64A"):
+        short_name(b"more than eight bytes", lambda text: len(text))
+
+
+def no_library(name: str) -> Any:
+    raise OSError(f"{name}: cannot open shared object file")
+
+
+def wrong_by_a_short_text(given: Launch) -> Any:
+    right = len(given["compiled_source"]) > 8
+    return given["inputs"][0] * 2 + given["scalars"][0] * right
+
+
+@pytest.mark.parametrize(
+    ("break_it", "reason"),
+    [
+        (lambda device, patch: setattr(device, "answer", wrong_by_a_short_text), "wrong numbers"),
+        (lambda device, patch: patch.setattr(module, "library_hash", lambda: lambda text: 0), "Failed to load"),
+        (lambda device, patch: patch.setattr(ctypes, "CDLL", no_library), "cannot open shared object file"),
+    ],
+    ids=["wrong numbers", "another hash", "another library"],
+)
+def test_without_short_texts_launches_pass_whole_programs(
+    break_it: Callable[[Device, pytest.MonkeyPatch], None],
+    reason: str,
+    device: Device,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    break_it(device, monkeypatch)
+    programs = device.tried()
+    (told,) = programs.report().reasons
+    assert "launches take the host longer" in told
+    assert reason in told
+    assert reason in caplog.records[0].message
+    whole = programs.get("some", TEXT, (), 0)
+    assert whole is not None
+    assert programs.loaded(whole, [], []) is whole
 
 
 def unloadable(given: Launch) -> Any:

@@ -71,7 +71,7 @@ class KernelStatus(msgspec.Struct, frozen=True):
 class KernelPrograms(msgspec.Struct, frozen=True):
     """Programs of custom kernels on CUDA, by their origin: `compiled` in `compile_s` seconds, `cached` on disk by an
     earlier process, or compiled by MLX, at each start. `reasons` say why MLX compiles more than the kernels that need
-    it, and why none are kept on disk."""
+    it, why none are kept on disk, and why launches take the host longer than they might."""
 
     compiled: int = 0
     cached: int = 0

@@ -88,8 +88,11 @@ class CudaKernel:
         if self._strided:
             return kernel_programs().left_to_mlx(self._mlx_name, types, template)
         text = self._text.program(types, template, outputs)
-        found = kernel_programs().get(self._name, text, self._text.sizes, self._shared_memory)
-        return found or kernel_programs().left_to_mlx(self._mlx_name, types, template)
+        programs = kernel_programs()
+        found = programs.get(self._name, text, self._text.sizes, self._shared_memory)
+        if found is None:
+            return programs.left_to_mlx(self._mlx_name, types, template)
+        return programs.loaded(found, types, outputs)
 
     @cached_property
     def _mlx_name(self) -> str:

@@ -28,8 +28,7 @@ _TYPES = {
 _INCLUDES = "#include <cuda_bf16.h>\n#include <cuda_fp16.h>\n"
 NAME = "KERNEL_NAME"
 """Placeholder for the function's name, which has a digest of all that decides its code."""
-
-
+_NOTHING = "if (gridDim.z > 1) return;"
 Sizes = tuple[tuple[int, int], ...]
 """Sizes of arrays: an input's number, and the dimension's."""
 
@@ -38,7 +37,8 @@ Sizes = tuple[tuple[int, int], ...]
 class KernelText:
     """A kernel's text: `header` before the function, and its `body`, which finds `inputs` and `outputs` by name.
 
-    Unlike in MLX's programs the body finds sizes only with a number, as `NAME_shape[0]`: each is an argument.
+    Unlike in MLX's programs the body finds sizes only with a number, as `NAME_shape[0]`: each is an argument. A launch
+    of several layers of blocks (`gridDim.z`) does nothing: it loads the program.
     """
 
     inputs: tuple[str, ...]
@@ -64,7 +64,7 @@ class KernelText:
         parameters = [f"const {_TYPES[dtype]}* {name}" for name, dtype in zip(self.inputs, inputs, strict=True)]
         parameters += [f"{_TYPES[dtype]}* {name}" for name, dtype in zip(self.outputs, outputs, strict=True)]
         parameters += [f"int {self.inputs[i]}_size_{dim}" for i, dim in self.sizes]
-        lines = [*(_constant(name, value) for name, value in template), *self._shapes(), self.body]
+        lines = [_NOTHING, *(_constant(name, value) for name, value in template), *self._shapes(), self.body]
         start = f'{_INCLUDES}{self.header}\nextern "C" __global__ void {NAME}({", ".join(parameters)}) {{\n'
         return "\n".join([start, *lines, "}\n"])
 

@@ -12,7 +12,7 @@ import logging
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
@@ -23,6 +23,7 @@ import mlx.core as mx
 from ...core.compute_path import KernelPrograms
 from ...environment import cache_folder
 from .cubin_cache import CacheUnusable, CubinCache
+from .image_names import Hash, library_hash, short_name
 from .nvrtc import CompilationFailed, NvrtcMissing, find_nvrtc
 from .program_text import NAME, KernelText, Sizes
 
@@ -49,7 +50,8 @@ class Program:
     """A compiled program: the `cubin` with the function `name`, the `sizes` that it takes, and the shared memory of its
     blocks in bytes. Without a cubin MLX compiles it.
 
-    MLX loads a cubin at its first launch and keeps it under the function's name, so the name is of one cubin alone.
+    MLX loads a cubin at its first launch and keeps it under the function's name, so the name is of one cubin alone. Of
+    a program that was loaded, the cubin is a short text that MLX takes for it (`image_names`).
     """
 
     name: str
@@ -61,14 +63,31 @@ class Program:
         self, inputs: Sequence[Any], blocks: tuple[int, int], threads: int, shapes: Sequence[Any], dtypes: Sequence[Any]
     ) -> list[Any]:
         """Outputs of `shapes` and `dtypes` of `inputs`, which MLX copies where they are not contiguous."""
+        scalars = [inputs[i].shape[dim] for i, dim in self.sizes]
+        return self._launch(inputs, scalars, (blocks[0] * threads, blocks[1], 1), threads, shapes, dtypes)
+
+    def load(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+        """Let MLX load the program, for arrays of these types. Raises RuntimeError where it can't."""
+        given = [mx.zeros(1, dtype) for dtype in inputs]
+        mx.eval(self._launch(given, [0] * len(self.sizes), (1, 1, 2), 1, [(1,)] * len(outputs), outputs))
+
+    def _launch(
+        self,
+        inputs: Sequence[Any],
+        scalars: Sequence[int],
+        grid: tuple[int, int, int],
+        threads: int,
+        shapes: Sequence[Any],
+        dtypes: Sequence[Any],
+    ) -> list[Any]:
         made: list[Any] = mx.fast.precompiled_cuda_kernel(
             name=self.name,
             compiled_source=self.cubin,
             inputs=inputs,
             output_shapes=shapes,
             output_dtypes=dtypes,
-            scalars=[inputs[i].shape[dim] for i, dim in self.sizes],
-            grid=(blocks[0] * threads, blocks[1], 1),
+            scalars=scalars,
+            grid=grid,
             threadgroup=(threads, 1, 1),
             shared_memory=self.shared_memory,
             ensure_row_contiguous=True,
@@ -95,6 +114,16 @@ class Programs:
         self._by_mlx: set[tuple[Any, ...]] = set()
         self._compiled = self._from_cache = 0
         self._seconds = 0.0
+        self._hashed: Hash | None = None
+
+    def name_shortly(self, hashed: Hash) -> None:
+        """Let launches of loaded programs pass short texts, found by this hash, in place of machine code."""
+        self._hashed = hashed
+
+    def whole_at_launches(self, reason: str) -> None:
+        """Report why launches pass all of a program's machine code."""
+        self._reasons.append(f"launches take the host longer: {reason}")
+        _log.warning("launches of custom kernels pass their whole machine code (%s): the host takes longer", reason)
 
     def get(self, label: str, text: str, sizes: Sizes, shared_memory: int) -> Program | None:
         """Return the program of `text`, whose function is called NAME there; None where it can't be compiled here, and
@@ -105,6 +134,14 @@ class Programs:
         if key not in self._cubins:
             self._cubins[key] = self._from_disk(key) or self._compiled_now(self._compiler, label, key, text)
         return Program(_name(label, key), cubin, sizes, shared_memory) if (cubin := self._cubins[key]) else None
+
+    def loaded(self, program: Program, inputs: Sequence[Any], outputs: Sequence[Any]) -> Program:
+        """Return `program` as launches pass it, for arrays of these types; MLX has loaded it where that is a short
+        text. Raises RuntimeError where MLX can't."""
+        if self._hashed is None:
+            return program
+        program.load(inputs, outputs)
+        return replace(program, cubin=short_name(program.cubin, self._hashed))
 
     def left_to_mlx(self, name: str, types: Sequence[Any], template: Sequence[tuple[str, Any]]) -> Program:
         """Count a program that MLX compiles, with a kernel's name, types and template."""
@@ -201,6 +238,7 @@ def tried(architecture: str, mlx: Path, environment: Mapping[str, str]) -> Progr
     except (NvrtcMissing, OSError, RuntimeError) as error:  # a user without a home has no cache folder
         reason = str(error)
     if not reason:
+        _shorten(made)
         return made
     _log.warning(
         "custom kernels can't be compiled without MLX (%s): MLX compiles them at each start, which takes up to a "
@@ -212,13 +250,45 @@ def tried(architecture: str, mlx: Path, environment: Mapping[str, str]) -> Progr
 
 def _why_not(programs: Programs) -> str:
     """Return what is wrong with a launched program; empty if nothing is."""
-    program = programs.get("trial", _TRIAL.program([mx.int32], [], [mx.int32]), _TRIAL.sizes, 0)
+    program = _trial(programs)
     if program is None:
         return "; ".join(programs.report().reasons)
-    given = mx.arange(_NUMBERS)
     try:
-        (made,) = program.launch([given], (1, 1), _NUMBERS, [given.shape], [given.dtype])
-        right = made.tolist() == [number * 2 + _NUMBERS for number in range(_NUMBERS)]
-    except (AttributeError, TypeError, ValueError, RuntimeError) as error:  # an MLX that launches in another way
-        return f"MLX can't launch them: {' '.join(str(error).split())[:300]}"
+        right = _is_right(program)
+    except _OTHER_MLX as error:
+        return f"MLX can't launch them: {_line(error)}"
     return "" if right else "a launched one returned wrong numbers"
+
+
+def _shorten(programs: Programs) -> None:
+    """Let launches pass short texts for programs, if the trial's program, which MLX has loaded, is found by one."""
+    program = _trial(programs)
+    if program is None:
+        return
+    try:
+        hashed = library_hash()
+        reason = "" if _is_right(replace(program, cubin=short_name(program.cubin, hashed))) else "wrong numbers"
+    except (OSError, *_OTHER_MLX) as error:
+        reason = _line(error)
+    if reason:
+        programs.whole_at_launches(reason)
+    else:
+        programs.name_shortly(hashed)
+
+
+_OTHER_MLX = (AttributeError, TypeError, ValueError, RuntimeError)
+"""What an MLX raises that launches in another way."""
+
+
+def _trial(programs: Programs) -> Program | None:
+    return programs.get("trial", _TRIAL.program([mx.int32], [], [mx.int32]), _TRIAL.sizes, 0)
+
+
+def _is_right(program: Program) -> bool:
+    given = mx.arange(_NUMBERS)
+    (made,) = program.launch([given], (1, 1), _NUMBERS, [given.shape], [given.dtype])
+    return bool(made.tolist() == [number * 2 + _NUMBERS for number in range(_NUMBERS)])
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300]
