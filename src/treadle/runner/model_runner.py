@@ -355,7 +355,7 @@ class ModelRunner:
             step.failed[id_] = str(error)
             return
         if step.observed and row.request.speculate and row.pool is None:
-            segment = replace(segment, hidden=len(segment.tokens))
+            segment = replace(segment, hidden=len(segment.tokens), observed=True)
         row.cached = segment.end
         step.segments.append(segment)
         step.rows[id_] = row

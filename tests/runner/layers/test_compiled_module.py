@@ -18,7 +18,7 @@ from treadle.runner.layers.choose import FasterLayers
 from treadle.runner.layers.compiled_module import CompiledModule
 from treadle.runner.layers.replace import ReplacedLayers
 from treadle.runner.loading.backend_choice import Rejection
-from treadle.runner.mlxlm import connect
+from treadle.runner.mlxlm import connect, tap_layers
 
 FAMILIES = ("qwen3_moe", "gemma3", "llama yarn", "llama windowed", "llama biased")
 
@@ -71,22 +71,27 @@ def test_logits_are_those_of_the_module_itself(name: str) -> None:
         assert mx.allclose(plain, compiled, atol=1e-4, rtol=1e-4).item()
 
 
-def test_hidden_states_are_kept_of_compiled_passes_too() -> None:
+@pytest.mark.parametrize("observed", [False, True])
+def test_hidden_states_are_kept_of_compiled_passes_too(observed: bool) -> None:
+    """Those behind the last norm, and those that a drafter reads of layers."""
     kept = []
     for compiled in (False, True):
-        rows, calls = rows_of(make("qwen3_moe"), compiled=compiled), []
+        module, calls = make("qwen3_moe"), []
+        rows = rows_of(module, compiled=compiled)
+        if observed:
+            tap_layers(module, connect().selection(module), (0, 1))
         for i in range(3):
             rows.admit(str(i))
         step(rows, 3, 0, 20)
         for start in (20, 21):
             before = Traceable.calls
-            pieces = [segment(str(i), (i + 3,), start, wants=1, hidden=1) for i in range(3)]
+            pieces = [segment(str(i), (i + 3,), start, wants=1, hidden=1, observed=observed) for i in range(3)]
             done = rows.backend.compute(rows.known(pieces), None, hidden=True)
             mx.eval(done.logits, done.arrays, done.hidden)
             calls.append(Traceable.calls - before)
         assert (calls[1] == 0) is compiled
         kept.append(mx.concatenate([done.hidden[str(i)] for i in range(3)]))
-    assert kept[0].shape == (3, 64)
+    assert kept[0].shape == (3, 2 * 64 if observed else 64)
     assert mx.allclose(kept[0], kept[1], atol=1e-4, rtol=1e-4).item()
 
 

@@ -102,12 +102,12 @@ class ForwardPass:
         whole = (counts == batch.counts).all()
         with keeping(self._selection, ... if whole else self._put(_ranges(batch.ends - counts, counts))[0]):
             done = self.run(batch, previous)
-        states = self._selection.take()
-        done.hidden = {
-            segment.id: states if segment.hidden == states.shape[0] else states[end - segment.hidden : end]
-            for segment, end in zip(batch.segments, ends.tolist(), strict=True)
-            if segment.hidden
-        }
+        of_layers, behind_norm = self._selection.parts(self._selection.take())
+        for segment, end in zip(batch.segments, ends.tolist(), strict=True):
+            if segment.hidden:
+                states = of_layers if segment.observed else behind_norm
+                whole = segment.hidden == states.shape[0]
+                done.hidden[segment.id] = states if whole else states[end - segment.hidden : end]
         return done
 
     def _logits(self, batch: RaggedBatch, tokens: Any, wanted: Any | None, count: int) -> Any | None:
@@ -163,10 +163,10 @@ class ForwardPass:
 
 
 def _fed(batch: RaggedBatch) -> Any | None:
-    """The states (T, D) that segments feed beside their tokens: all of them or none."""
+    """The states (T, W) that segments feed beside their tokens: all of them or none."""
     if batch.segments[0].states is None:
         return None
-    assert batch.owned is None, "a pass of an MTP head is not padded"
+    assert batch.owned is None, "a pass of a head is not padded"
     parts = [segment.states for segment in batch.segments]
     return parts[0] if len(parts) == 1 else mx.concatenate(parts)
 

@@ -65,9 +65,10 @@ class RowSegment(msgspec.Struct, frozen=True):
     Where `previous` is not negative, the last token is the one sampled at that index of the step before, and its value
     here is ignored. `wants` is the number of last tokens whose logits are needed: 0, 1 or all. With `picks` the next
     token is sampled from the last one's logits. `hidden` is the number of last tokens whose hidden states are
-    needed, where a pass is asked for any. `beside` is the number of tokens that a decode row computes beside the one
-    that it feeds: `drafts` behind it, and tokens that are computed again before it. `states` (n, D) are hidden states
-    that an MTP head joins with the tokens. A segment with `padding` fills a batch up to its bucket.
+    needed, where a pass is asked for any: where they are `observed` those that a drafter reads, which may be of layers
+    in the middle, else those behind the last norm. `beside` is the number of tokens that a decode row computes beside
+    the one that it feeds: `drafts` behind it, and tokens that are computed again before it. `states` (n, W) are hidden
+    states that a head for drafts joins with the tokens. A segment with `padding` fills a batch up to its bucket.
 
     `positions` (n,) are rotary positions apart from the index, which do not decrease over a sequence. None stands for
     the index, or for those that follow the positions of the sequence's tokens before: text that is decoded behind such
@@ -84,6 +85,7 @@ class RowSegment(msgspec.Struct, frozen=True):
     previous: int = -1
     padding: bool = False
     hidden: int = 0
+    observed: bool = False
     beside: int = 0
     drafts: int = 0
     states: Any = None
@@ -145,7 +147,7 @@ class ForwardOutput:
     `logits` are (N, V), of which sequence `id` has rows `places[id]` as (first, count). `arrays` must be evaluated with
     whatever is computed from the logits. `refused` sequences were not computed and cannot go on; the values are
     reasons. `prefill_s` are seconds spent on prompts alone, where they had a pass of their own. `hidden` are hidden
-    states (n, D) behind the model's last norm, by id, where they were asked for.
+    states (n, W), by id, where they were asked for.
     """
 
     logits: Any | None = None

@@ -27,11 +27,12 @@ from ..kv.paged.layer import PagedLayer
 from ..kv.paged.paged_pass import PagedPass
 from ..kv.seen_queries import compiled_pass
 from ..mlxlm import FETCHED, Injection, RotaryAxes, Selection
+from .ends import embedding_lookup, output_head, rounded
 from .families import Family, family_of, part
-from .kernels import LayerKernels, Residual, Table
+from .kernels import LayerKernels, Residual
 from .latent import FusedLatentAttention
 from .layer import Branch, Experts, FusedAttention, FusedMlp, FusedPass, OwnMixer, OwnMlp, Part
-from .merged_linear import Tools, merge_linears, quantized_linear
+from .merged_linear import Tools
 from .mixer_kernels import MixerKernels
 from .norms import Norm
 from .quantization import Quantization
@@ -106,8 +107,8 @@ class FusedDecoder:
         self._traced = traced
         self._selection = selection
         embedding = part(inner, family.embedding)
-        self._embedding_scale = _rounded(family.embedding_scale(model), dtype)
-        self._embed = _embedding(embedding, self._layer_kernels, self._embedding_scale)
+        self._embedding_scale = rounded(family.embedding_scale(model), dtype)
+        self._embed = embedding_lookup(embedding, self._layer_kernels, self._embedding_scale)
         self._axes = RotaryAxes.of(module)
         self._norm = Norm.of(part(inner, family.last_norm), dtype)
         tools = Tools.of(kernels[0].kernel, _bytes(layers[0]), dtype)
@@ -120,12 +121,12 @@ class FusedDecoder:
         of_layers = [reading.steps(layer, caches, place) for layer, place in zip(layers, places, strict=True)]
         steps = [one for some in of_layers for one in some]
         self._steps = _shared_rotations(steps)
-        self._ends = [id(self._steps[end - 1]) for end in accumulate(map(len, of_layers))]
+        self._ends = {id(self._steps[end - 1]): i for i, end in enumerate(accumulate(map(len, of_layers)), 1)}
         branches = [branch for step in self._steps for branch in step.branches]
         rotations = [branch.rotary for branch in branches if isinstance(branch, FusedAttention | FusedLatentAttention)]
         self._rotations = {id(one): one for one in rotations if one is not None}
         self._query_scale = None if family.query_scale is None else (model, family.query_scale)
-        self._head = _head(model, family, embedding, tools)
+        self._head = output_head(model, family, embedding, tools)
         parts = {branch.part for branch in branches if isinstance(branch, _MIXERS)}
         self.parts: set[Part] = {part for part in parts if part is not None}
         self.own_modules = [one for branch in branches for one in branch.own_modules]
@@ -150,20 +151,28 @@ class FusedDecoder:
         shapes, arrays = step.inputs(kinds)
         quantized = caches.paged[0].pool.scales is not None
         if quantized and step.decode_tokens < step.count:  # memory that grows can't be a part of a program
-            logits, states = self._pass(tokens, rows, step, cache, injection)
+            logits, *states = self._pass(tokens, rows, step, cache, injection)
             return self._kept(logits, states, caches.paged[-1])
         slots, injected = caches.slots, [] if injection is None else injection.arrays
-        kind = None if rows is None else rows.shape, len(injected), step.seen is None
+        kind = None if rows is None else rows.shape, len(injected), step.seen is None, self._tapped
         key = (shapes, *kind, *(array.shape for array in slots))
         program = step.compiled.get(key, lambda: self._compiled(caches, step.template(kinds), len(injected)))
-        logits, states = program(step.seen, tokens, rows, [*slots, *injected, *arrays])
+        logits, *states = program(step.seen, tokens, rows, [*slots, *injected, *arrays])
         return self._kept(logits, states, caches.paged[-1])
 
-    def _kept(self, logits: Any, states: Any, last: PagedLayer) -> Any:
-        """Return `logits`. The hidden `states` (T, D) of all tokens show when keys and values are written."""
-        last.written = states
-        if self._selection.keep is not None:
-            self._selection.states.append(states[self._selection.keep])
+    @property
+    def _tapped(self) -> tuple[int, ...]:
+        """The layers in front of which a pass keeps hidden states."""
+        return () if self._selection.keep is None else self._selection.layers
+
+    def _kept(self, logits: Any, states: Sequence[Any], last: PagedLayer) -> Any:
+        """Return `logits`. The last hidden `states` (T, D) of all tokens show when keys and values are written; those
+        in front of layers come before them."""
+        *tapped, last.written = states
+        selection = self._selection
+        if selection.keep is not None:
+            selection.tapped = dict(zip(self._tapped, map(selection.kept_of, tapped), strict=True))
+            selection.add(last.written)
         return logits
 
     def _compiled(self, caches: LayerCaches, template: PagedPass, injected: int) -> Callable[..., Any]:
@@ -173,7 +182,7 @@ class FusedDecoder:
         """The pass as a function of its arrays, `injected` of which are an injection's, to be compiled: that takes a
         tenth of the host's time. Passes come in few shapes, also of arrays that grow with the sequences' lengths."""
 
-        def program(tokens: Any, rows: Any | None, arrays: Sequence[Any]) -> tuple[Any, Any]:
+        def program(tokens: Any, rows: Any | None, arrays: Sequence[Any]) -> tuple[Any, ...]:
             count = len(caches.slots)
             injection, rest = Injection.of(arrays[count : count + injected]), arrays[count + injected :]
             with caches.tracing(arrays[:count]), self._traced():
@@ -183,9 +192,9 @@ class FusedDecoder:
 
     def _pass(
         self, tokens: Any, rows: Any | None, step: PagedPass, cache: Sequence[Any], injection: Injection | None = None
-    ) -> tuple[Any, Any]:
-        """Logits of the tokens at `rows`, or of all, and the hidden states (T, D) of all tokens, computed from all keys
-        and values, and from all recurrent states."""
+    ) -> tuple[Any, ...]:
+        """Logits of the tokens at `rows`, or of all, and hidden states (T, D) of all tokens: those in front of layers
+        that are tapped, and the last ones, computed from all keys and values, and from all recurrent states."""
         self._restart()
         kernels, computed = self._layer_kernels, self._begun(step)
         x = y = self._embed(tokens.reshape(-1))
@@ -194,6 +203,7 @@ class FusedDecoder:
         injected = {} if injection is None else dict(zip(self._ends, range(len(injection.deepstack)), strict=False))
         if self._steps[0].before is not None:
             y = self._steps[0].before(x)
+        tapped, streams = self._tapped, {0: x}
         more: list[Any] = []
         for one, following in zip(self._steps, [*self._steps[1:], None], strict=True):
             own = None if one.place is None else cache[one.place]
@@ -204,10 +214,12 @@ class FusedDecoder:
             if id(one) in injected and injection is not None:
                 x = injection.behind(injected[id(one)], x)
                 y, more = x if norm is None else norm(x), [other(x) for other in others]
+            if (layer := self._ends.get(id(one))) in tapped:
+                streams[layer] = x
         logits = self._head(y if rows is None else y[rows])[:, None]
         self._restart()
         FETCHED.clear()
-        return logits, y
+        return logits, *(streams[layer] for layer in tapped), y
 
     def _begun(self, step: PagedPass) -> FusedPass:
         kernels, positions = self._layer_kernels, step.positions
@@ -339,60 +351,3 @@ def _shared_rotations(steps: list[_Step]) -> list[_Step]:
             step = replace(step, branch=replace(attention, rotary=same or rotary))
         shared.append(step)
     return shared
-
-
-def _embedding(module: Any, kernels: LayerKernels, scale: float) -> Callable[[Any], Any]:
-    """Embedding lookup of tokens (T,) into (T, W), times `scale`: MLX's own takes one thread for a whole row of the
-    table."""
-    if type(module) is nn.Embedding and module.weight.shape[1] % 8 == 0:
-        weight = module.weight
-        table = Table(weight, weight, weight, weight.shape[1])
-    elif type(module) is nn.QuantizedEmbedding and module.mode == "affine" and module.bits in (4, 8):
-        columns = module.weight.shape[1] * 32 // module.bits
-        table = Table(module.weight, module.scales, module.biases, columns, module.bits, module.group_size)
-    elif scale == 1:
-        embed: Callable[[Any], Any] = module
-        return embed
-    else:
-        return lambda tokens: module(tokens) * scale
-    scaled = replace(table, scale=_rounded(scale, table.scales.dtype))
-    return lambda tokens: kernels.embed(tokens, scaled)
-
-
-def _rounded(factor: float, dtype: Any) -> float:
-    """The factor as MLX rounds it."""
-    rounded: Any = mx.array(factor, dtype).item()
-    return float(rounded)
-
-
-def _head(model: Any, family: Family, embedding: Any, tools: Tools) -> Callable[[Any], Any]:
-    """Logits (N, V) of hidden states (N, W)."""
-    head, scale, cap = (
-        _head_product(model, family, embedding, tools),
-        family.logit_scale(model),
-        family.logit_cap(model),
-    )
-    if scale == 1 and not cap:
-        return head
-
-    def logits(y: Any) -> Any:
-        found = head(y) if scale == 1 else head(y) * scale
-        return mx.tanh(found / cap) * cap if cap else found
-
-    return logits
-
-
-def _head_product(model: Any, family: Family, embedding: Any, tools: Tools) -> Callable[[Any], Any]:
-    made: Callable[[Any], Any]
-    if family.head in model:
-        head = getattr(model, family.head)
-        try:
-            return merge_linears([head], tools, head=True)
-        except NotImplementedError:
-            return lambda y: head(y)
-    if type(embedding) is nn.QuantizedEmbedding:
-        way = Quantization.of(embedding)
-        parts = embedding.weight, embedding.scales, embedding.get("biases")
-        return quantized_linear(*parts, None, way, tools, head=True)
-    made = embedding.as_linear
-    return made

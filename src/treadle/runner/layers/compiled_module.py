@@ -69,7 +69,8 @@ class CompiledModule:
         whole = keep is ...  # no input of a program
         keep = None if whole else keep
         places = tuple(None if some is None else some.shape for some in (rows, keep))
-        key = shapes, places, whole, step.seen is None, tuple(array.shape for array in caches.slots)
+        layers = () if self._selection is None else self._selection.layers
+        key = shapes, places, whole, layers, step.seen is None, tuple(array.shape for array in caches.slots)
         program = step.compiled.get(key, lambda: self._compiled(caches, step.template(step.kinds), whole=whole))
         return program(step.seen, tokens, rows, keep, arrays)
 

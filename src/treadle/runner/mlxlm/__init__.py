@@ -32,6 +32,7 @@ from .latent import identity
 from .library import MlxLm, connect
 from .mtp import MtpHead, NoHead, family_of, finish_head
 from .recurrent import RecurrentState, defer_norms
+from .taps import tap_layers
 
 __all__ = [
     "FETCHED",
@@ -66,6 +67,7 @@ __all__ = [
     "rotations_of",
     "shallow_copies",
     "states",
+    "tap_layers",
     "trim",
     "turning_by",
     "window_of",

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import mlx.core as mx
 import mlx.nn as nn
 
 from .fetched import FETCHED
@@ -35,19 +36,43 @@ class Window:
 class Selection:
     """The tokens of a pass, (T, 1, D) or (1, T, D), that reach the model's head: those at `rows`, or all. With `keep`,
     the hidden states (n, D) of n tokens, or of all (...), are kept in `states`, one array for each time the norm was
-    computed. `narrowed` says that the last layer has computed the selected tokens alone. `fed` are hidden states (T, D)
-    that the embedding of an MTP head joins with the tokens."""
+    computed. `narrowed` says that the last layer has computed the selected tokens alone. `fed` are hidden states (T, W)
+    that the embedding of a head for drafts joins with the tokens.
+
+    Kept states are those behind the norm, or `before_norm`. With `layers`, in ascending order, the residual streams in
+    front of these layers, which `tapped` has during a pass, stand before them, side by side.
+    """
 
     rows: Any | None = None
     narrowed: bool = False
     keep: Any | None = None
     states: list[Any] = field(default_factory=list)
     fed: Any | None = None
+    before_norm: bool = False
+    layers: tuple[int, ...] = ()
+    tapped: dict[int, Any] = field(default_factory=dict)
 
     def take(self) -> Any:
         """Return the kept hidden states, once. Raises ValueError where the norm was not computed exactly once."""
         (states,), self.states = self.states, []
         return states
+
+    def kept_of(self, states: Any) -> Any:
+        """Return those of the `states` (..., D) of all tokens that are to be kept."""
+        return states.reshape(-1, states.shape[-1])[self.keep]
+
+    def add(self, states: Any) -> None:
+        """Keep the last `states` (..., D) of a pass, behind those of `layers`. Raises KeyError where a layer was not
+        computed."""
+        parts = [*(self.tapped.pop(layer) for layer in self.layers), self.kept_of(states)]
+        self.states.append(parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=-1))
+
+    def parts(self, states: Any) -> tuple[Any, Any]:
+        """Return the kept `states` (n, W) of layers, and those behind the norm, which are the same without layers."""
+        if not self.layers:
+            return states, states
+        first = states.shape[-1] // (len(self.layers) + 1) * len(self.layers)
+        return states[:, :first], states[:, first:]
 
 
 @contextmanager
@@ -99,9 +124,9 @@ class SelectingNorm(nn.Module):  # type: ignore[misc]
         self._selection = selection
 
     def __call__(self, x: Any) -> Any:
-        x, rows = self.norm(x), self._selection.rows
+        before, x, rows = x, self.norm(x), self._selection.rows
         if self._selection.keep is not None:
-            self._selection.states.append(x.reshape(-1, x.shape[-1])[self._selection.keep])
+            self._selection.add(before if self._selection.before_norm else x)
         if rows is None or self._selection.narrowed:
             return x
         return x[rows] if x.shape[1] == 1 else x[:, rows]
