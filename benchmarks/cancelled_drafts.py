@@ -38,8 +38,8 @@ from treadle.core.verify_costs import VerifyCosts  # noqa: E402
 from treadle.engine.loop import EngineLoop  # noqa: E402
 from treadle.engine.mailbox import Mailbox  # noqa: E402
 from treadle.engine.owner import OwnerLimits, scheduler_for  # noqa: E402
+from treadle.runner.drafting.head import HeadDrafter  # noqa: E402
 from treadle.runner.drafting.model import ModelDrafter  # noqa: E402
-from treadle.runner.drafting.mtp import MtpDrafter  # noqa: E402
 from treadle.runner.loading.loader import load  # noqa: E402
 from treadle.runner.loading.model import LoadedModel  # noqa: E402
 from treadle.runner.loading.mtp import load_head  # noqa: E402
@@ -69,7 +69,7 @@ def drafted(kind: str, folder: Path) -> tuple[ModelRunner, Any, LoadedModel]:
     model = load(path, **OPTIONS)
     if kind == "mtp":
         headed = load_head(model, path, OPTIONS)
-        drafter: Any = Changed(MtpDrafter(headed), 0)
+        drafter: Any = Changed(HeadDrafter(headed), 0)
         return made(headed.target, drafter), drafter, headed.target
     drafter = Changed(ModelDrafter(model, model.vocabulary), 0)
     return made(model, drafter), drafter, model

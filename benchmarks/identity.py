@@ -49,9 +49,9 @@ from tests.support.tiny import make_tiny  # noqa: E402
 from treadle.core.messages import Submit, TokenLogprob  # noqa: E402
 from treadle.errors import ModelError  # noqa: E402
 from treadle.runner import step_sampler  # noqa: E402
+from treadle.runner.drafting.head import HeadDrafter  # noqa: E402
 from treadle.runner.drafting.lookup import LookupDrafter  # noqa: E402
 from treadle.runner.drafting.model import ModelDrafter  # noqa: E402
-from treadle.runner.drafting.mtp import MtpDrafter  # noqa: E402
 from treadle.runner.loading.loader import load  # noqa: E402
 from treadle.runner.loading.model import LoadedModel  # noqa: E402
 from treadle.runner.loading.mtp import load_head  # noqa: E402
@@ -137,7 +137,7 @@ def drafters(model: LoadedModel, small: LoadedModel, headed: Any | None) -> dict
         "draft": draft,
     }
     if headed is not None:
-        found["mtp"] = lambda answers, seed: Changed(MtpDrafter(headed), seed, answers)
+        found["mtp"] = lambda answers, seed: Changed(HeadDrafter(headed), seed, answers)
     return found
 
 

@@ -247,13 +247,13 @@ def real_drafter(model: Any, options: argparse.Namespace) -> Any:
         draft = load_made(module, config, options.memory, max(options.rows))
         return Guided(ModelDrafter(draft, model.vocabulary))
     if options.mtp:
-        from treadle.runner.drafting.mtp import MtpDrafter
+        from treadle.runner.drafting.head import HeadDrafter
         from treadle.runner.loading.mtp import load_head
 
         with tempfile.TemporaryDirectory() as folder:
             make_head(Path(folder), model.module, options.made)
             headed = load_head(model, Path(folder), {"memory": options.memory, "max_running": max(options.rows)})
-        return GuidedReader(MtpDrafter(headed))
+        return GuidedReader(HeadDrafter(headed))
     return None
 
 

@@ -14,6 +14,7 @@ import msgspec
 import pytest
 from llguidance import LLTokenizer
 
+from tests.support.eagle_models import make_eagle
 from tests.support.tiny import make_tiny
 from treadle import installation
 from treadle.compose.checks import require_grpc, require_installed
@@ -90,6 +91,11 @@ def test_a_draft_model_is_checked_before_anything_is_loaded(tmp_path: Path, monk
     (draft / "model.safetensors").write_bytes(b"torn")
     with pytest.raises(ModelError, match=r"draft can't be used: .*torn"):
         build(draft)
+    build(head := make_eagle(tmp_path / "head"))
+    assert built["draft"] == DraftModel(head, "owner/draft", is_head=True)
+    (head / "model.safetensors").write_bytes(b"torn")
+    with pytest.raises(ModelError, match=r"draft can't be used: .*torn"):
+        build(head)
 
 
 def test_a_start_that_fails_leaves_no_thread_that_reads_the_vocabulary(

@@ -48,10 +48,10 @@ class Settings:
     mlx-lm only. `structured` "auto" loads the model's vocabulary for grammars, and "off" refuses requests that need it.
     `speculate` "auto" drafts tokens by look-up and by the model's MTP head, if it has one, where the KV backend can
     verify them; "lookup" and "mtp" fail the start where that one can't be; and "off" drafts none. `draft` is a second
-    model, named like `model`, that drafts tokens: with "auto" beside look-up, with "draft" alone. `spec_prefill` is a
-    small model, named alike, that scores prompts of `spec_prefill_min` tokens or more: of those the share
-    `spec_prefill_keep` is prefilled. `grpc_port` None serves no gRPC; `grpc_host` None is `host`; certificate and key
-    turn TLS on, and with `grpc_client_ca` only clients with a certificate of that authority may connect.
+    model, or an EAGLE-3 head, named like `model`, that drafts tokens: with "auto" beside look-up, with "draft" alone.
+    `spec_prefill` is a small model, named alike, that scores prompts of `spec_prefill_min` tokens or more: of those the
+    share `spec_prefill_keep` is prefilled. `grpc_port` None serves no gRPC; `grpc_host` None is `host`; certificate and
+    key turn TLS on, and with `grpc_client_ca` only clients with a certificate of that authority may connect.
 
     `api_key` is one key for everything; `api_keys` a file of hashed keys with scopes and limits. `grpc_auth` asks every
     gRPC client for a key, also those of this machine and those with a certificate.

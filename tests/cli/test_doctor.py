@@ -205,7 +205,12 @@ DRAFT = {**GOOD["model"], "architecture": "gemma3", "state_bytes": 0}
 
 
 @pytest.mark.parametrize(
-    ("part", "mark", "says"), [(DRAFT, "ok", "fits"), ({"error": "other: give a smaller model ..."}, "fail", "other")]
+    ("part", "mark", "says"),
+    [
+        (DRAFT, "ok", "fits: the same tokens"),
+        ({**DRAFT, "architecture": "EAGLE-3 head"}, "ok", "fits: the same sizes"),
+        ({"error": "other: give a smaller model ..."}, "fail", "other"),
+    ],
 )
 def test_a_draft_model_fits_or_fails(
     capsys: pytest.CaptureFixture[str], folder: Path, tmp_path: Path, part: dict[str, Any], mark: str, says: str

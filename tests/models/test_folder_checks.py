@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.eagle_models import Layout, make_eagle
 from tests.support.tiny import make_tiny
 from treadle.errors import ModelError
 from treadle.models import folder_checks
@@ -55,6 +56,30 @@ def test_code_from_the_repository_is_refused_by_name(folder: Path, name: str, en
     assert name in message
     assert "run code" in message
     assert "auto_map" in message or "model_file" in message
+
+
+@pytest.mark.parametrize("layout", ["speculators", "original"])
+def test_a_head_is_checked_as_one_and_is_no_model(tmp_path: Path, layout: Layout) -> None:
+    """Nothing of it is run, whatever `auto_map` names; it has no tokenizer."""
+    head = make_eagle(tmp_path / "head", layout=layout)
+    assert folder_checks.is_head(head)
+    folder_checks.check_any(head)
+    assert refusal(head).endswith(
+        "is an EAGLE-3 head, which drafts tokens of another model: give it as `draft` of the "
+        "model that it was trained for"
+    )
+    edit(head / "config.json", lambda value: value.update({"model_file": "model.py"}))
+    with pytest.raises(ModelError, match="run code"):
+        folder_checks.check_head(head)
+    (head / "config.json").write_text(json.dumps({"architectures": "none", "draft_vocab_size": 9}))
+    (head / "model.safetensors").rename(head / "pytorch_model.bin")
+    with pytest.raises(ModelError, match="has its weights as a pickle"):
+        folder_checks.check_any(head)
+
+
+def test_a_model_is_no_head(folder: Path) -> None:
+    assert not folder_checks.is_head(folder)
+    folder_checks.check_any(folder)
 
 
 def test_a_switch_that_is_off_is_harmless(folder: Path) -> None:

@@ -35,7 +35,7 @@ def make_headed(folder: Path, family: str, *, seed: int = 0, **changed: Any) -> 
         head.pop(name, None)
         head |= {} if value is None else {name: value}
     named = {head_prefix(family) + name: value for name, value in head.items()}
-    mx.save_safetensors(str(folder / "model.safetensors"), {**_raw(_model(config, seed), family), **named})
+    mx.save_safetensors(str(folder / "model.safetensors"), {**_raw(random_tensors(config, seed), family), **named})
     (folder / "config.json").write_text(json.dumps(config))
     return folder
 
@@ -45,7 +45,9 @@ def head_tensors(family: str, seed: int = 0) -> Weights:
     config = {"model_type": family, **_CONFIGS[family]}
     one = {"num_hidden_layers": 1, "full_attention_interval": 1, "first_k_dense_replace": 0, "mlp_only_layers": []}
     text = {**config["text_config"], **one} if "text_config" in config else None
-    layer = _raw(_model({**config, **one} if text is None else {**config, "text_config": text}, seed + 1), family)
+    layer = _raw(
+        random_tensors({**config, **one} if text is None else {**config, "text_config": text}, seed + 1), family
+    )
     size, rng = text_config(family)["hidden_size"], np.random.default_rng(seed)
     one_less = family.startswith("qwen")
     parts = {
@@ -107,7 +109,7 @@ def _array(values: Any) -> Any:
     return mx.array(np.asarray(values, np.float32))
 
 
-def _model(config: dict[str, Any], seed: int) -> Weights:
+def random_tensors(config: dict[str, Any], seed: int) -> Weights:
     """Return the tensors of a random model, as mlx-lm names them."""
     connect()
     from mlx.utils import tree_flatten

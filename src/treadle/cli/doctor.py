@@ -21,6 +21,7 @@ from . import machine, model_location
 from .device_probe import Probe, ProbeRequest, ProbeResult, probe
 from .draft_fit import CURE
 from .findings import Finding, Findings, Mark, show
+from .head_fit import EAGLE
 from .model_location import MODEL, ModelLocation
 
 ENGINE = "MLX"
@@ -253,7 +254,8 @@ def _draft(settings: Settings, location: ModelLocation, result: ProbeResult) -> 
         reason, *_ = part["error"].split(": give a smaller model")  # of the start, whose cure is the same
         return [Finding(MODEL, name, reason, Mark.FAIL, CURE, part)]
     shape = f"{part['architecture']}, {count(part['parameters'])} parameters, {part['dtype']}"
-    value = f"{settings.draft} fits: the same tokens; {shape}, {size(part['weight_bytes'])} in memory"
+    same = "sizes" if part["architecture"] == EAGLE else "tokens"
+    value = f"{settings.draft} fits: the same {same}; {shape}, {size(part['weight_bytes'])} in memory"
     return [Finding(MODEL, name, value, facts=part)]
 
 

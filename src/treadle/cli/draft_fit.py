@@ -9,29 +9,37 @@ import msgspec
 
 from ..core.compute_path import Backend
 from ..errors import ModelError
+from ..models import folder_checks
 from ..text.same_tokens import check_same_tokens
 from ..units import size
 from .estimate import Estimate, estimate
+from .head_fit import head_estimate
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from .device_probe import ProbeRequest
 
-CURE = "give a smaller model of the same family, or leave --draft out"
+CURE = "give a smaller model of the same family or an EAGLE-3 head of this model, or leave --draft out"
 
 
 def draft_fit(request: ProbeRequest, model: Mapping[str, Any], kind: str, usable_bytes: int) -> Estimate:
-    """Return the estimate of the draft model in `request` beside `model`, that of the served one. Raises ModelError
-    where the start would refuse it."""
+    """Return the estimate of the draft model, or the EAGLE-3 head, in `request` beside `model`, that of the served one.
+    Raises ModelError where the start would refuse it."""
     assert request.folder is not None
     assert request.draft is not None
-    check_same_tokens(Path(request.folder), Path(request.draft))
-    alone = msgspec.structs.replace(request, folder=request.draft, context=None, memory=None, kv_bits=None)
-    draft = estimate(alone, kind, usable_bytes)
+    target, folder = Path(request.folder), Path(request.draft)
+    is_head = folder_checks.is_head(folder)
+    if not is_head:
+        check_same_tokens(target, folder)
     if reason := _no_verification(model, kind):
         raise ModelError(f"the served model can't verify drafts: {reason}")
-    if reason := _no_drafts(draft):
+    if is_head:
+        draft = head_estimate(target, folder, model, kind)
+    else:
+        alone = msgspec.structs.replace(request, folder=request.draft, context=None, memory=None, kv_bits=None)
+        draft = estimate(alone, kind, usable_bytes)
+    if not is_head and (reason := _no_drafts(draft)):
         raise ModelError(f"it can't draft tokens: {reason}")
     both = int(model["weight_bytes"]) + draft.weight_bytes
     if usable_bytes and both > usable_bytes:

@@ -122,7 +122,7 @@ _OPTIONS: tuple[tuple[str, Any], ...] = (
     _setting(str, "kernels", "auto, require (fail the start where one is not active) or off.", ENGINE, "WHICH"),
     _setting(str, "structured", "auto, or off: no JSON schemas and other grammars, less memory.", ENGINE, "WHICH"),
     _setting(str, "speculate", "auto, off; lookup, draft or mtp: fail the start where it can't be.", ENGINE, "WHICH"),
-    _setting(str, "draft", "Draft model: a smaller one with the same tokens, named like the model.", ENGINE, "MODEL"),
+    _setting(str, "draft", "Draft model: a smaller one with the same tokens, or an EAGLE-3 head.", ENGINE, "MODEL"),
     _setting(str, "spec_prefill", "Small model that scores long prompts: a part is prefilled.", ENGINE, "MODEL"),
     _setting(float, "spec_prefill_keep", "Share of a long prompt that is prefilled.", ENGINE, "SHARE"),
     _setting(int, "spec_prefill_min", "Tokens of a prompt from which on it is scored.", ENGINE, "N"),

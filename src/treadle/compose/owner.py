@@ -138,12 +138,27 @@ def _runner(spec: OwnerSpec, vocabulary: VocabularyThread | None, progress: Prog
 
 
 def _draft(spec: OwnerSpec) -> DraftModel | None:
-    """Return the draft model, if there is one. Raises ModelError."""
+    """Return the draft model, or the EAGLE-3 head, if there is one. Raises ModelError."""
     if spec.draft is None:
         return None
     from ..runner.loading.draft import DraftModel
 
+    if (head := _checked_head(Path(spec.draft))) is not None:
+        return DraftModel(head, spec.draft_name, is_head=True)
     return DraftModel(_checked(spec, spec.draft, "draft"), spec.draft_name)
+
+
+def _checked_head(folder: Path) -> Path | None:
+    """Return the folder that `draft` names, checked, if it holds an EAGLE-3 head; else None. Raises ModelError."""
+    from ..models import folder_checks
+
+    try:
+        if not folder_checks.is_head(folder):
+            return None
+        folder_checks.check_head(folder)
+    except ModelError as error:
+        raise ModelError(f"`draft` can't be used: {error}", param="draft") from error
+    return folder
 
 
 def _scorer(spec: OwnerSpec) -> ScorerModel | None:

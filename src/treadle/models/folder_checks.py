@@ -13,6 +13,7 @@ from typing import Any
 
 from ..errors import ModelError
 from . import architectures, config_checks, safetensors_file
+from .eagle_heads import is_eagle_head
 
 _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
 _INDEX = "model.safetensors.index.json"
@@ -20,8 +21,14 @@ _CONFIGS = ("config.json", "tokenizer_config.json", "processor_config.json", "pr
 
 
 def check(folder: Path) -> dict[str, Any]:
-    """Check the folder and return its config.json. Raises ModelError when it is incomplete or contains code."""
+    """Check the folder and return its config.json. Raises ModelError when it is incomplete or contains code, or is no
+    model by itself."""
     config = _read_object(folder / "config.json")
+    if is_eagle_head(config):
+        raise ModelError(
+            f"{folder} is an EAGLE-3 head, which drafts tokens of another model: give it as `draft` of the model that "
+            "it was trained for"
+        )
     refuse_code(folder)
     if not isinstance(config.get("model_type"), str) or not config["model_type"]:
         raise ModelError(f"{folder / 'config.json'} names no model_type: it is not a language model's folder")
@@ -33,6 +40,28 @@ def check(folder: Path) -> dict[str, Any]:
     _check_layers(folder, config, _check_weights(folder))
     _check_tokenizer(folder)
     return config
+
+
+def is_head(folder: Path) -> bool:
+    """Return whether the folder holds an EAGLE-3 head in place of a model. Raises ModelError when its config.json can't
+    be read."""
+    return is_eagle_head(_read_object(folder / "config.json"))
+
+
+def check_head(folder: Path) -> dict[str, Any]:
+    """Check the folder of an EAGLE-3 head, which has no tokenizer, and return its config.json. Raises ModelError."""
+    config = _read_object(folder / "config.json")
+    refuse_code(folder)
+    _check_layers(folder, config, _check_weights(folder))
+    return config
+
+
+def check_any(folder: Path) -> None:
+    """Check the folder of a model or of a head. Raises ModelError."""
+    if is_head(folder):
+        check_head(folder)
+    else:
+        check(folder)
 
 
 def _read_object(path: Path) -> dict[str, Any]:
@@ -52,13 +81,16 @@ def _read_object(path: Path) -> dict[str, Any]:
 
 
 def refuse_code(folder: Path) -> None:
-    """Raise ModelError when a JSON file of the folder requests code from the repository."""
+    """Raise ModelError when a JSON file of the folder requests code from the repository. Of EAGLE-3 heads tensors alone
+    are read, by names that are known: the `auto_map` that Speculators writes into each is of no use."""
     for name in _CONFIGS:
         path = folder / name
         if not path.is_file():
             continue
-        for key, value in _entries(_read_object(path)):
-            if key == "auto_map" or (key == "model_file" and name == "config.json"):
+        config = _read_object(path)
+        is_mapped = not (name == "config.json" and is_eagle_head(config))
+        for key, value in _entries(config):
+            if (key == "auto_map" and is_mapped) or (key == "model_file" and name == "config.json"):
                 raise ModelError(
                     f"{path} asks to run code from the model's repository ({key}: {_short(value)}), and Treadle never "
                     f"does: use a model without it, or remove '{key}' if the code is not needed"
@@ -92,7 +124,7 @@ def _check_architecture(folder: Path, config: Mapping[str, Any]) -> None:
 
 def _check_layers(folder: Path, config: Mapping[str, Any], tensors: int) -> None:
     """Refuse more layers than tensors: building a million layers would take minutes and gigabytes."""
-    for part in (config, config.get("text_config")):
+    for part in (config, config.get("text_config"), config.get("transformer_layer_config")):
         layers = part.get("num_hidden_layers") if isinstance(part, Mapping) else None
         if isinstance(layers, (int, float)) and layers > tensors:
             raise ModelError(

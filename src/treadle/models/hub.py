@@ -143,7 +143,7 @@ class _Download:
             raise
         except Exception as error:
             with contextlib.suppress(LocalEntryNotFoundError, ModelError):
-                folder_checks.check(self.snapshot(local=True))
+                folder_checks.check_any(self.snapshot(local=True))
                 self._progress(f"the hub does not help ({hub_errors.line(error)}); using the cached {self._model}")
                 return None
             if not remote.is_transient(error):

@@ -19,14 +19,16 @@ from .device.blas_threads import ThreadGovernor
 from .device.owner_thread import leave_thread
 from .drafting.drafter import Drafter
 from .drafting.either import Either
+from .drafting.head import HeadDrafter
 from .drafting.lookup import LookupDrafter
 from .drafting.model import ModelDrafter
-from .drafting.mtp import MtpDrafter
 from .loading.budget import check_budget
 from .loading.draft import CHUNK, DraftModel, load_beside
+from .loading.eagle import load_eagle
+from .loading.headed import HeadedModel
 from .loading.loader import load
 from .loading.model import LoadedModel
-from .loading.mtp import HeadedModel, load_head, may_have_head
+from .loading.mtp import load_head, may_have_head
 from .loading.scorer import ScorerModel, check_scored, load_scorer
 from .loading.vision import with_vision
 from .mlxlm import NoHead
@@ -51,9 +53,9 @@ def build(
 
     `blas` is the report of `blas.prepare`: it is shown, and its warning logged. `vocabulary` reads the model's tokens
     for grammars; without it the runner has none. `speculate` is "auto", "off", or "lookup", "draft" or "mtp", which
-    have to be possible. `draft` is the draft model, which has the same tokens; without one "auto" uses the model's MTP
-    head, if it has one. `spec_prefill` is the scorer of long prompts, with the same tokens, too. `options` are those of
-    `LoadOptions`.
+    have to be possible. `draft` is the draft model, which has the same tokens, or an EAGLE-3 head; without one "auto"
+    uses the model's MTP head, if it has one. `spec_prefill` is the scorer of long prompts, with the same tokens, too.
+    `options` are those of `LoadOptions`.
     Raises StartFailed, ModelError and ConfigError, each with one line that names the cause.
     """
     details = {} if blas is None else {"blas": str(blas)}
@@ -65,7 +67,11 @@ def build(
         model = load(Path(folder), blas=status, details=details, progress=progress, **options)
         model = with_vision(model, Path(folder), asked=options.get("memory") is not None, progress=progress)
         drafts = headed = scorer = None
-        if draft is not None:
+        if draft is not None and draft.is_head:
+            headed = load_eagle(model, draft, options, progress)
+            _check_budget(headed.head, "draft")
+            model = headed.target
+        elif draft is not None:
             model, drafts = load_beside(model, draft, options, progress, prefill_tokens=_chunk(draft, spec_prefill))
             _check_budget(drafts)
         elif headed := _headed(model, Path(folder), speculate, options, progress):
@@ -82,7 +88,9 @@ def build(
         scoring = None
         if scorer is not None and spec_prefill is not None:
             scoring = partial(_scorer, model, scorer, spec_prefill)
-        return _runner(model, govern, grammars, speculate, drafts or headed, scoring)
+        return _runner(
+            model, govern, grammars, speculate, drafts or headed, scoring, "" if draft is None else draft.name
+        )
     except BaseException:
         leave_thread()
         raise
@@ -95,21 +103,21 @@ def _runner(
     speculate: str,
     draft: LoadedModel | HeadedModel | None,
     scorer: Callable[[], Scorer] | None,
+    asked: str,
 ) -> ModelRunner:
-    """Return the runner, with the drafter that `speculate` names, and that of a `draft` model or of an MTP head, and
-    with a `scorer`. Raises ConfigError where one has to be used and the KV backend can't verify drafts, or has no
-    positions apart from places."""
+    """Return the runner, with the drafter that `speculate` names, and that of a `draft` model or of a head, and with a
+    `scorer`. `asked` is the name of the draft model in the settings, empty where there is none. Raises ConfigError
+    where one has to be used and the KV backend can't verify drafts, or has no positions apart from places."""
 
     def cached(salt: str, tokens: Sequence[int], most: int) -> Sequence[int]:
         return runner.continuation(salt, tokens, most)
 
     drafter: Drafter | None = LookupDrafter(cached) if speculate in ("auto", "lookup") else None
     if draft is not None:
-        costly = MtpDrafter(draft) if isinstance(draft, HeadedModel) else ModelDrafter(draft, model.vocabulary)
+        costly = HeadDrafter(draft) if isinstance(draft, HeadedModel) else ModelDrafter(draft, model.vocabulary)
         drafter = costly if drafter is None else Either(drafter, costly)
     scores = None if scorer is None else scorer()
     runner = ModelRunner(model, before_step=govern, grammars=grammars, drafter=drafter, scorer=scores)
-    asked = None if isinstance(draft, HeadedModel) else draft
     _check_drafts(model.name, runner.capabilities().steps.speculation, speculate, asked)
     if scores is not None:
         check_scored(model, runner.no_positions)
@@ -150,15 +158,15 @@ def _headed(
     return None
 
 
-def _check_drafts(name: str, possible: SpeculationCapabilities, speculate: str, draft: LoadedModel | None) -> None:
+def _check_drafts(name: str, possible: SpeculationCapabilities, speculate: str, draft: str) -> None:
     """Raise ConfigError where drafts are demanded, by either setting, and can't be verified."""
-    if possible.drafters or (draft is None and speculate in ("auto", "off")):
+    if possible.drafters or (not draft and speculate in ("auto", "off")):
         return
-    given = f"`speculate` is {speculate}" if draft is None else f"`draft` is {draft.name}"
-    cure = "give auto or off" if draft is None else "leave it out"
+    given = f"`speculate` is {speculate}" if not draft else f"`draft` is {draft}"
+    cure = "give auto or off" if not draft else "leave it out"
     raise ConfigError(
         f"{given}, and {name} can't verify draft tokens: {possible.reason or 'its KV backend has no way to'}; {cure}",
-        param="speculate" if draft is None else "draft",
+        param="speculate" if not draft else "draft",
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import mlx.core as mx
 import numpy as np
@@ -17,10 +17,11 @@ from tests.support.mtp_models import head_tensors, make_headed, text_config
 from tests.support.mtp_reference import Array, HeadReference
 from tests.support.scripted_drafter import ScriptedDrafter
 from treadle.runner.drafting.drafter import DraftedRow, NewStates
-from treadle.runner.drafting.mtp import MtpDrafter
+from treadle.runner.drafting.head import HeadDrafter
+from treadle.runner.loading.headed import HeadedModel
 from treadle.runner.loading.loader import load
 from treadle.runner.loading.model import LoadedModel
-from treadle.runner.loading.mtp import HeadedModel, load_head
+from treadle.runner.loading.mtp import load_head
 from treadle.runner.mlxlm.hooks import SelectingNorm
 from treadle.runner.model_runner import ModelRunner
 
@@ -83,7 +84,7 @@ class Shadow(ScriptedDrafter):
 
     reads_states = True
 
-    def __init__(self, drafter: MtpDrafter, answers: dict[str, list[int]]) -> None:
+    def __init__(self, drafter: HeadDrafter, answers: dict[str, list[int]]) -> None:
         super().__init__(answers, 0.6)
         self.drafter = drafter
         self.noted: list[tuple[list[int], int, Sequence[int]]] = []
@@ -104,12 +105,21 @@ class Shadow(ScriptedDrafter):
         self.drafter.release(row_id)
 
 
-def check_drafts(one: Headed, model: HeadedModel) -> None:
+class References(Protocol):
+    """A model as it was loaded, and what a new head drafts for it."""
+
+    @property
+    def plain(self) -> LoadedModel: ...
+
+    def drafts(self, tokens: Sequence[int], count: int, start: int = 0) -> list[int]: ...
+
+
+def check_drafts(one: References, model: HeadedModel) -> None:
     """Check that `model`'s drafts are those of a new head that sees the whole row. Prompts come in chunks, drafts are
     accepted in part, and rows join, leave and come back."""
     some = mixed(1)[:5]
     wanted = Speculated(ModelRunner(one.plain), some, drafts=0).run()
-    drafter = MtpDrafter(model)
+    drafter = HeadDrafter(model)
     shadow = Shadow(drafter, wanted)
     run = Speculated(ModelRunner(model.target, drafter=shadow), some, drafts=3, chunk=50)
     assert run.run(preempt=3) == wanted

@@ -19,13 +19,14 @@ from tests.support.mtp_models import ADDED, aligned, make_headed, tensors, text_
 from treadle.core.messages import Submit
 from treadle.runner.drafting.drafter import NewStates
 from treadle.runner.drafting.either import Either
+from treadle.runner.drafting.head import HeadDrafter
 from treadle.runner.drafting.lookup import LookupDrafter
-from treadle.runner.drafting.mtp import MtpDrafter
 from treadle.runner.forward.positions import SequencePositions
 from treadle.runner.forward.segments import KvSequence, RowSegment
+from treadle.runner.loading.headed import HeadedModel
 from treadle.runner.loading.loader import load
 from treadle.runner.loading.model import build_backend
-from treadle.runner.loading.mtp import HeadedModel, load_head
+from treadle.runner.loading.mtp import load_head
 from treadle.runner.model_runner import ModelRunner
 
 FAMILIES = ("qwen3_next", "qwen3_5", "qwen3_5_moe", "glm4_moe", "glm4_moe_lite", "mimo")
@@ -66,7 +67,7 @@ def test_a_head_that_knows_the_next_token_drafts_it(tmp_path: Path) -> None:
     model = load_head(load(folder, **OPTIONS), folder, OPTIONS)
     some = [Submit(id=f"r{i}", prompt=tuple(range(i, 9 + 7 * i)), max_tokens=30) for i in range(4)]
     wanted = Speculated(ModelRunner(model.target), some, drafts=0).run()
-    run = Speculated(ModelRunner(model.target, drafter=MtpDrafter(model)), some, drafts=5)
+    run = Speculated(ModelRunner(model.target, drafter=HeadDrafter(model)), some, drafts=5)
     assert run.run() == wanted
     assert run.accepted == run.drafted > 80
     assert run.steps < 12
@@ -76,7 +77,7 @@ def test_every_request_gains_what_it_gains_without_drafts(headed: Get) -> None:
     """Beside look-up, with some that are preempted, and some that leave."""
     one, some = headed("qwen3_5"), mixed(2)[:8]
     wanted = Speculated(ModelRunner(one.plain), some, drafts=0).run()
-    drafter, left = MtpDrafter(one.model), [some[1].id, some[2].id]
+    drafter, left = HeadDrafter(one.model), [some[1].id, some[2].id]
     runner = ModelRunner(one.model.target, drafter=Either(LookupDrafter(), drafter))
     runner.warm_up()
     run = Speculated(runner, some, drafts=4, chunk=16)
@@ -94,7 +95,7 @@ def test_every_request_gains_what_it_gains_without_drafts(headed: Get) -> None:
 def test_a_head_that_fails_costs_no_request_its_answer(headed: Get, caplog: pytest.LogCaptureFixture) -> None:
     one, some = headed("mimo"), mixed(2)[:4]
     wanted = Speculated(ModelRunner(one.plain), some, drafts=0).run()
-    drafter = MtpDrafter(one.model)
+    drafter = HeadDrafter(one.model)
     run = Speculated(ModelRunner(one.model.target, drafter=drafter), some, drafts=4)
     for _ in range(3):
         run.step()
@@ -119,7 +120,7 @@ class Row(PlainRow):
 
 
 def test_a_row_that_misses_states_begins_anew_and_known_ones_count_once(headed: Get) -> None:
-    drafter, row = MtpDrafter(headed("mimo").model), Row("a", list(range(1, 41)))
+    drafter, row = HeadDrafter(headed("mimo").model), Row("a", list(range(1, 41)))
     assert drafter.ready(row) == 0
     drafter.observe([row.states(0, 10)])
     assert drafter.ready(row) == 0, "the last states are missing"
@@ -128,7 +129,7 @@ def test_a_row_that_misses_states_begins_anew_and_known_ones_count_once(headed: 
     (whole,) = drafter.propose([row], [4])
     row.tokens += [50]
     assert drafter.ready(row) == 0, "the head's own states are none of the model's"
-    other = MtpDrafter(headed("mimo").model)
+    other = HeadDrafter(headed("mimo").model)
     other.observe([row.states(0, 39)])
     drafter.observe([row.states(39, 40)])
     other.observe([row.states(39, 40)])
@@ -152,7 +153,7 @@ def test_a_head_has_the_positions_of_a_prompt_that_is_computed_in_part(headed: G
         states = mx.array(chance.standard_normal((11, model.scale.size)).astype(np.float32))
         row = PlainRow("a", tokens, request=Submit("a", tuple(TOKENS), 9), skipped=11)
         row.positions = SequencePositions(places[:9])
-        drafter = MtpDrafter(model)
+        drafter = HeadDrafter(model)
         drafter.observe([NewStates(row, 0, states[:5]), NewStates(row, 5, states[5:])])
         (drafts,) = drafter.propose([row], [1])
         drafter.close()
@@ -177,7 +178,7 @@ def first_of(model: HeadedModel, tokens: list[int], places: np.ndarray, states: 
 
 
 def test_pairs_that_nobody_asks_for_are_computed_for_a_share_of_the_time_or_dropped(headed: Get) -> None:
-    drafter, row = MtpDrafter(headed("mimo").model), Row("a", [1] * 20)
+    drafter, row = HeadDrafter(headed("mimo").model), Row("a", [1] * 20)
     row.request = Submit(id="a", prompt=(1,) * 20, max_tokens=100)
     drafter.token_s = 0.01
     drafter.observe([row.states(0, 19)])
@@ -208,14 +209,14 @@ def test_the_time_of_a_pair_is_measured(headed: Get) -> None:
     one = headed("mimo").model
     small = one.head.choice.with_memory(256 * one.head.kv.token_bytes + 8 * one.head.kv.row_bytes)
     for model in (one, replace(one, head=replace(one.head, choice=small))):
-        drafter = MtpDrafter(model)
+        drafter = HeadDrafter(model)
         drafter.warm_up()
         assert drafter.token_s > 0
         assert drafter.statistics().kv_bytes == 0
 
 
 def test_another_row_with_the_same_id_begins_anew(headed: Get) -> None:
-    drafter, row = MtpDrafter(headed("mimo").model), Row("a", [1, 2, 3])
+    drafter, row = HeadDrafter(headed("mimo").model), Row("a", [1, 2, 3])
     drafter.observe([row.states(0, 2)])
     other = Row("a", [1, 2, 3])
     assert drafter.ready(other) == 0
@@ -228,7 +229,7 @@ def test_rows_without_room_have_no_drafts(headed: Get) -> None:
     one = headed("mimo").model
     budget = 300 * one.head.kv.token_bytes + 8 * one.head.kv.row_bytes
     head = replace(one.head, choice=one.head.choice.with_memory(budget))
-    drafter, rows = MtpDrafter(replace(one, head=head)), [Row("a", [1] * 40), Row("b", [2] * 40)]
+    drafter, rows = HeadDrafter(replace(one, head=head)), [Row("a", [1] * 40), Row("b", [2] * 40)]
     assert drafter._backend.blocks == 1
     drafter.observe([row.states(0, 39) for row in rows])
     assert [drafter.ready(row) > 0 for row in rows] == [True, False]
@@ -241,7 +242,7 @@ def test_rows_without_room_have_no_drafts(headed: Get) -> None:
 
 
 def test_rows_hold_no_blocks_of_rejected_drafts(headed: Get) -> None:
-    drafter, row = MtpDrafter(headed("mimo").model), Row("a", [1] * 252)
+    drafter, row = HeadDrafter(headed("mimo").model), Row("a", [1] * 252)
     free = drafter._backend.free_blocks()
     drafter.observe([NewStates(row, 0, mx.ones((251, 256)))])
     assert len(drafter.propose([row], [8])[0]) == 8
@@ -250,7 +251,7 @@ def test_rows_hold_no_blocks_of_rejected_drafts(headed: Get) -> None:
 
 def test_states_of_a_prompt_that_is_computed_in_parts_are_all_there(headed: Get) -> None:
     """A prompt that begins as another one does: its recurrent state is kept where they part."""
-    drafter = MtpDrafter(headed("qwen3_next").model)
+    drafter = HeadDrafter(headed("qwen3_next").model)
     runner = ModelRunner(headed("qwen3_next").model.target, drafter=drafter)
     prompt = tuple(range(100))
     Speculated(runner, [Submit(id="a", prompt=prompt, max_tokens=2)], drafts=0).run()
@@ -261,7 +262,7 @@ def test_states_of_a_prompt_that_is_computed_in_parts_are_all_there(headed: Get)
 
 def test_a_row_ends_where_the_context_of_the_head_does(headed: Get) -> None:
     one = headed("mimo").model
-    drafter, row = MtpDrafter(replace(one, head=replace(one.head, context=30))), Row("a", [1] * 22)
+    drafter, row = HeadDrafter(replace(one, head=replace(one.head, context=30))), Row("a", [1] * 22)
     drafter.observe([row.states(0, 21)])
     assert drafter.ready(row) > 0
     row.tokens += [1, 1]

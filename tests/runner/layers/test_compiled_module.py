@@ -79,7 +79,9 @@ def test_hidden_states_are_kept_of_compiled_passes_too(observed: bool) -> None:
         module, calls = make("qwen3_moe"), []
         rows = rows_of(module, compiled=compiled)
         if observed:
-            tap_layers(module, connect().selection(module), (0, 1))
+            selection = connect().selection(module)
+            assert selection is not None
+            tap_layers(module, selection, (0, 1))
         for i in range(3):
             rows.admit(str(i))
         step(rows, 3, 0, 20)

@@ -168,6 +168,11 @@ def _page_bytes(size: int) -> int:
     return LAYERS * 2 * KV_HEADS * PAGE * DIM * size
 
 
+def with_config(model: LoadedModel, config: PagedConfig) -> LoadedModel:
+    """`model` with another backend."""
+    return replace(model, choice=BackendChoice(config, config.cost, 0))
+
+
 def loaded(module: Any, config: PagedConfig, *, fused: bool = True) -> LoadedModel:
     """`module` with a paged backend; without `fused` its own layers compute."""
     config = config if fused else replace(config, decoder=None)

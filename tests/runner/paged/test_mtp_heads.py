@@ -7,12 +7,9 @@ from dataclasses import replace
 import pytest
 
 from tests.runner.drafting.headed import check_drafts, maker
-from tests.runner.paged.models import MAX_RUNNING, paged
+from tests.runner.paged.models import MAX_RUNNING, paged, with_config
 from tests.support.cuda import ReferenceKernels
-from treadle.runner.kv.paged.backend import PagedConfig
 from treadle.runner.loading import candidates
-from treadle.runner.loading.backend_choice import BackendChoice
-from treadle.runner.loading.model import LoadedModel
 from treadle.runner.loading.reference import Reference
 
 
@@ -29,8 +26,4 @@ def test_drafts_are_those_of_a_new_head_that_sees_the_whole_row(
     fused = paged(target.module, pages=256)
     assert fused.fused
     assert not pages.fused
-    check_drafts(one, replace(one.model, target=_with(target, fused), head=_with(head, pages)))
-
-
-def _with(model: LoadedModel, config: PagedConfig) -> LoadedModel:
-    return replace(model, choice=BackendChoice(config, config.cost, 0))
+    check_drafts(one, replace(one.model, target=with_config(target, fused), head=with_config(head, pages)))

@@ -26,9 +26,9 @@ from treadle.core.plan import Admit, RowKept
 from treadle.core.sparse_prompt import kept_tokens
 from treadle.errors import ConfigError
 from treadle.runner.base import RunnerBroken
+from treadle.runner.drafting.head import HeadDrafter
 from treadle.runner.drafting.lookup import LookupDrafter
 from treadle.runner.drafting.model import ModelDrafter
-from treadle.runner.drafting.mtp import MtpDrafter
 from treadle.runner.loading.loader import load
 from treadle.runner.loading.model import LoadedModel
 from treadle.runner.scoring.scorer import Scorer
@@ -148,7 +148,7 @@ def test_drafters_with_caches_of_their_own_change_nothing(
     model = headed.model.target if kind == "mtp" else tiny("llama")
     some = mixed(model, 4)
     wanted = everything(looped(model, scorer_of(small)), some)
-    drafter = MtpDrafter(headed.model) if kind == "mtp" else ModelDrafter(model, model.vocabulary)
+    drafter = HeadDrafter(headed.model) if kind == "mtp" else ModelDrafter(model, model.vocabulary)
     found = looped(model, scorer_of(small), drafter)
     assert everything(found, some) == wanted
     assert found.scheduler.statistics(0.0, found.runner.statistics()).speculation.drafted

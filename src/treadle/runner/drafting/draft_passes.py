@@ -24,15 +24,16 @@ class _Launched(NamedTuple):
 class DraftPasses:
     """Passes over `backend`. A pass is launched while the device runs the one before, whose tokens it takes there.
 
-    Drafts are ids below `vocabulary`: behind the tokens that models share, each may have logits of padding. Where
-    segments need hidden states, a pass of a chain is fed with those of the one before, beside its tokens, multiplied by
-    `scale` (None: not).
+    Drafts are ids below `vocabulary`: behind the tokens that models share, each may have logits of padding. With `ids`
+    (`vocabulary`,) they are the model's ids of what the logits are for. Where segments need hidden states, a pass of a
+    chain is fed with those of the one before, beside its tokens, multiplied by `scale` (None: not).
     """
 
-    def __init__(self, backend: KvBackend, vocabulary: int, scale: Any | None = None) -> None:
+    def __init__(self, backend: KvBackend, vocabulary: int, scale: Any | None = None, ids: Any | None = None) -> None:
         self._backend = backend
         self._vocabulary = vocabulary
         self._scale = scale
+        self._ids = ids
         self._in_flight: deque[Any] = deque()
 
     def compute(self, segments: Sequence[RowSegment]) -> None:
@@ -85,6 +86,7 @@ class DraftPasses:
             mx.async_eval(done.arrays)  # type: ignore[no-untyped-call]
             return _Launched(None, [], {})
         tokens = mx.argmax(done.logits[:, : self._vocabulary], axis=-1).astype(mx.int32)
+        tokens = tokens if self._ids is None else self._ids[tokens]
         mx.async_eval(tokens, done.arrays, done.hidden)  # type: ignore[no-untyped-call]
         self._in_flight.append(tokens)
         return _Launched(tokens, [done.places[segment.id][0] for segment in segments], done.hidden)

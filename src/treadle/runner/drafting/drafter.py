@@ -47,8 +47,8 @@ class Offer(NamedTuple):
 
 
 class NewStates(NamedTuple):
-    """Hidden states (n, D) of a row's cached tokens from the index `start` on, behind the model's last norm, on the
-    device. Each is followed by another token."""
+    """Hidden states (n, W) of a row's cached tokens from the index `start` on, on the device: those behind the model's
+    last norm, or those in front of some layers, side by side. Each is followed by another token."""
 
     row: DraftedRow
     start: int
@@ -60,7 +60,7 @@ class Drafter(Protocol):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Its name for status, such as "lookup", "draft" or "mtp"; those of several that draft together."""
+        """Its name for status, such as "lookup", "draft", "mtp" or "eagle3"; those of several that draft together."""
         ...
 
     def propose(self, rows: Sequence[DraftedRow], most: Sequence[int]) -> list[Sequence[int]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,10 +25,11 @@ _CURE = "give a smaller model of the same family, or leave it out"
 
 @dataclass(frozen=True)
 class DraftModel:
-    """A draft model to load: its folder, and its name for people."""
+    """A draft model to load: its folder, and its name for people. With `is_head` it is an EAGLE-3 head."""
 
     folder: Path
     name: str = ""
+    is_head: bool = field(default=False, kw_only=True)
 
 
 class Role(NamedTuple):

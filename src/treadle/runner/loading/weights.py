@@ -29,8 +29,7 @@ def for_device(module: Any, library: MlxLm, parameters: int, kind: str) -> Any:
 
 def read_weights(module: Any, folder: Path, kind: str) -> int:
     """Evaluate the parameters, so that nothing is read later; their bytes."""
-    arrays = [array for _, array in tree_flatten(module.parameters())]
-    needed = sum(int(array.nbytes) for array in arrays)
+    arrays, needed = _arrays(module), weight_bytes(module)
     usable = mem.usable_bytes(kind)
     free = max(0, usable - mx.get_active_memory())  # another model may be loaded
     if usable and needed > free:
@@ -41,6 +40,15 @@ def read_weights(module: Any, folder: Path, kind: str) -> int:
     for array in arrays:  # one at a time: what each is converted from goes at once
         mx.eval(array)
     return needed
+
+
+def weight_bytes(module: Any) -> int:
+    """Bytes of the parameters as they are stored; none is read."""
+    return sum(int(array.nbytes) for array in _arrays(module))
+
+
+def _arrays(module: Any) -> list[Any]:
+    return [array for _, array in tree_flatten(module.parameters())]
 
 
 def dtype_of(module: Any) -> str:

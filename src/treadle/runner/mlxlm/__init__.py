@@ -24,23 +24,26 @@ from .caches import (
     trim,
     window_of,
 )
+from .draft_head import DraftHead, NoHead
+from .eagle import EagleShape, eagle_shape, finish_eagle
 from .fetched import FETCHED
 from .hooks import SelectingNorm, Selection, Window, keeping
 from .injection import Injection, embedding_of, injecting
 from .last_layer import LayerWritten, narrow_last_layer
 from .latent import identity
 from .library import MlxLm, connect
-from .mtp import MtpHead, NoHead, family_of, finish_head
+from .mtp import family_of, finish_head
 from .recurrent import RecurrentState, defer_norms
 from .taps import tap_layers
 
 __all__ = [
     "FETCHED",
     "Caches",
+    "DraftHead",
+    "EagleShape",
     "Injection",
     "LayerWritten",
     "MlxLm",
-    "MtpHead",
     "NoHead",
     "RecurrentState",
     "RotaryAxes",
@@ -51,11 +54,13 @@ __all__ = [
     "can_trim",
     "connect",
     "defer_norms",
+    "eagle_shape",
     "embedding_of",
     "end_padded",
     "extend",
     "extract",
     "family_of",
+    "finish_eagle",
     "finish_head",
     "identity",
     "injecting",

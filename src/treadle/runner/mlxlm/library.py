@@ -19,6 +19,7 @@ from ...errors import StartFailed
 from ...installation import pip_install, requirement
 from .caches import Caches
 from .compatibility import problems
+from .eagle import EagleShape, load_eagle
 from .hooks import Selection, headless, routed, select
 from .latent import by_heads
 from .mtp import load_head
@@ -50,6 +51,11 @@ class MlxLm:
     def load_head(self, folder: Path, target: Any, config: Mapping[str, Any]) -> Any:
         """The MTP head in `folder` for the model `target`, to be finished by `finish_head`. Raises NoHead."""
         return load_head(self._utils, folder, target, config)
+
+    def load_eagle(self, folder: Path, config: Mapping[str, Any], shape: EagleShape) -> tuple[Any, Any | None]:
+        """The EAGLE-3 head in `folder` with its `config`, to be finished by `finish_eagle`, and the model's ids of the
+        tokens that it drafts. Raises NoHead."""
+        return load_eagle(self._utils, folder, config, shape)
 
     def _classes(self, config: dict[str, Any]) -> tuple[Any, Any]:
         return text_classes(self._utils, config) if renames(config) else self._utils._get_classes(config)

@@ -21,6 +21,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 
+from .draft_head import DraftHead, NoHead
 from .hooks import SelectingNorm, Selection, select
 
 _JOINT = "joint."
@@ -86,10 +87,6 @@ FAMILIES: Mapping[str, MtpFamily] = {
 """Families by the name of mlx-lm's module."""
 
 
-class NoHead(Exception):
-    """A model without a head that can be used; the text is the reason."""
-
-
 class Joint(nn.Module):  # type: ignore[misc]
     """The embedding of a head: of tokens, joined with the hidden states that `selection` has for them; without any,
     with the embeddings themselves, as tests of layers and caches need no others."""
@@ -116,18 +113,6 @@ class Joint(nn.Module):  # type: ignore[misc]
     def as_linear(self, states: Any) -> Any:
         """Logits, where the output head is the embedding."""
         return self.tokens.as_linear(states)
-
-
-@dataclass(frozen=True)
-class MtpHead:
-    """A head as a model: `module` is called like the model, and `own` are its modules that are not the model's. Before
-    states are fed, those behind the model's last norm are multiplied by `scale`, and those behind its own one by
-    `own_scale` (None: not)."""
-
-    module: Any
-    own: tuple[Any, ...]
-    scale: Any | None = None
-    own_scale: Any | None = None
 
 
 def family_of(module: Any) -> MtpFamily | None:
@@ -161,7 +146,7 @@ def load_head(utils: Any, folder: Path, target: Any, config: Mapping[str, Any]) 
     return module
 
 
-def finish_head(module: Any, target: Any) -> MtpHead:
+def finish_head(module: Any, target: Any) -> DraftHead:
     """Return the head `module`, which `load_head` made, with the embedding and the output head of `target`. Raises
     NoHead."""
     family, joint, inner = family_of(target), module.joint, _inner(module)
@@ -173,8 +158,8 @@ def finish_head(module: Any, target: Any) -> MtpHead:
         _text(module).lm_head = _text(target).lm_head
     own = (joint.projection, *inner.layers)
     if not family.before_norm:
-        return MtpHead(module, own)
-    return MtpHead(module, own, _scale(_inner(target).norm), _scale(inner.norm))
+        return DraftHead(module, own)
+    return DraftHead(module, own, _scale(_inner(target).norm), _scale(inner.norm))
 
 
 def _scale(norm: Any) -> Any:

@@ -1,11 +1,12 @@
-"""The drafter with a model's MTP head: a layer that predicts the token behind the next one.
+"""The drafter with a head: layers that predict the token behind the next one, an MTP head or an EAGLE-3 head.
 
-The head reads pairs: the model's hidden state behind a token, and the next token. It has a KV backend of its own, with
-a place for each pair. What the model computes for a row comes here as hidden states, on the device (`observe`). Those
-of a prompt become keys and values at once, which needs no more of the head than its first products. A few later ones
-wait for the next proposal, whose first pass computes them. Where none comes they are computed for a small share of the
-time of steps, or dropped. Further drafts come from the head's own state and token, fed to
-it again; what that wrote is retracted, as the model's own states will take its place.
+The head reads pairs: the model's hidden state of a token, behind its last norm or out of some of its layers, and the
+next token. It has a KV backend of its own, with a place for each pair. What the model computes for a row comes here as
+hidden states, on the device (`observe`). Those of a prompt become keys and values at once, which needs no more of the
+head's last layer than its first products. A few later ones wait for the next proposal, whose first pass computes them.
+Where none comes they are computed for a small share of the time of steps, or dropped. Further drafts come from the
+head's own state and token, fed to it again; what that wrote is retracted, as the model's own states will take its
+place.
 
 A row that misses states, as its prompt was reused from the prefix cache or nothing was to be drafted for a while,
 begins anew with the next ones: its head sees fewer tokens. Positions count from there, as attention knows distances
@@ -29,8 +30,8 @@ from ...core.statistics import DrafterStatistics
 from ..device.owner_thread import mlx_runtime
 from ..forward.segments import KvSequence, RowSegment
 from ..kv.backend import MOST_DRAFTS, Clock
+from ..loading.headed import HeadedModel
 from ..loading.model import LoadedModel, build_backend
-from ..loading.mtp import HeadedModel
 from .draft_passes import DraftPasses
 from .drafter import DraftedRow, NewStates
 from .failed_rows import FailedRows
@@ -123,15 +124,15 @@ class _Row:
         return tuple(tokens[first : first + count])
 
 
-class MtpDrafter:
-    """Drafts of the MTP head of `headed`. The thread that builds it owns it. `token_s` are seconds of a pair that is
+class HeadDrafter:
+    """Drafts of the head of `headed`. The thread that builds it owns it. `token_s` are seconds of a pair that is
     computed for its keys and values, as the warm-up measured them (0: not measured)."""
 
-    names = ("mtp",)
     reads_states = True
 
     def __init__(self, headed: HeadedModel, clock: Clock = time.monotonic) -> None:
         head: LoadedModel = headed.head
+        self.names = (headed.kind.drafter,)
         self._clock = clock
         self.token_s = self._credit_s = 0.0
         self._scale = headed.scale
@@ -139,9 +140,9 @@ class MtpDrafter:
         self._live: dict[str, KvSequence] = {}  # the registry of the backend's sequences
         self._backend = build_backend(head, self._live, clock)
         self._has_axes = not self._backend.no_axes
-        self._passes = DraftPasses(self._backend, head.vocabulary, headed.own_scale)
+        self._passes = DraftPasses(self._backend, head.vocabulary, headed.own_scale, headed.ids)
         self._rows: dict[str, _Row] = {}
-        self._failed = FailedRows(self._passes, self._backend, self._forget, "the MTP head")
+        self._failed = FailedRows(self._passes, self._backend, self._forget, f"the {headed.kind.title}")
         self._free = self._backend.free_blocks()
 
     # The protocol of drafters --------------------------------------------------------------------------------------
@@ -207,7 +208,7 @@ class MtpDrafter:
         """Run passes of a prompt, the second of which is timed, and a chain. Leaves nothing behind."""
         row = self._begin(_Row(KvSequence(_SALT, _SALT, ()), 0))
         try:
-            with mlx_runtime("warming up the MTP head"):
+            with mlx_runtime("warming up a head for drafts"):
                 self._warm(row)
         finally:
             self._drop([row])
