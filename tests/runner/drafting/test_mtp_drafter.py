@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from tests.runner.drafting.rows import Row as PlainRow
 from tests.runner.drafting.test_draft_in_steps import mixed
 from tests.runner.speculated import Speculated
 from tests.support.mtp_models import ADDED, aligned, make_headed, tensors, text_config, write_tensors
+from treadle.core.image import Image
 from treadle.core.messages import Submit
 from treadle.runner.drafting.drafter import NewStates
 from treadle.runner.drafting.either import Either
@@ -28,6 +29,7 @@ from treadle.runner.loading.loader import load
 from treadle.runner.loading.model import build_backend
 from treadle.runner.loading.mtp import load_head
 from treadle.runner.model_runner import ModelRunner
+from treadle.runner.vision.positions import axes_positions
 
 FAMILIES = ("qwen3_next", "qwen3_5", "qwen3_5_moe", "glm4_moe", "glm4_moe_lite", "mimo")
 TOKENS = [(7 * i * i + 3 * i + 5) % 250 for i in range(20)]
@@ -158,19 +160,41 @@ def test_a_head_has_the_positions_of_a_prompt_that_is_computed_in_part(headed: G
         (drafts,) = drafter.propose([row], [1])
         drafter.close()
         fed = states * model.scale
-        own, gapless = (first_of(model, tokens, places, fed, positions) for positions in (places, None))
+        following = [tokens[place + 1] for place in places]
+        own, gapless = (first_of(model, following, fed, positions) for positions in (places, None))
         assert list(drafts) == [own]
         apart.append(own != gapless)
     assert any(apart)
 
 
-def first_of(model: HeadedModel, tokens: list[int], places: np.ndarray, states: mx.array, positions: Any) -> int:
-    """The first draft behind pairs at `places`, by one pass of the head's backend."""
-    sequence = KvSequence("a", "", tokens)
+@pytest.mark.parametrize("family", ["qwen3_5", "qwen3_5_moe"])
+def test_a_head_has_the_positions_on_three_axes_behind_an_image(headed: Get, family: str) -> None:
+    """States come in parts, in the middle of the image and behind the prompt, whose positions follow."""
+    model, chance = headed(family).model, np.random.default_rng(3)
+    tokens, image = [*TOKENS, 9, 4, 1], Image(3, 8, b"", "", (1,), grid=((1, 4, 8),))
+    for _ in range(60):  # most first drafts are those of other positions, too
+        states = mx.array(chance.standard_normal((22, 256)).astype(np.float32))
+        row = PlainRow("a", tokens, request=Submit("a", tuple(TOKENS), 9, images=(image,)))
+        row.positions = SequencePositions(axes_positions(len(TOKENS), [image], merge=2))
+        drafter = HeadDrafter(model)
+        drafter.observe([NewStates(row, start, states[start:end]) for start, end in ((0, 7), (7, 21), (21, 22))])
+        (drafts,) = drafter.propose([row], [1])
+        drafter.close()
+        positions = row.positions.of(0, 22)
+        assert positions.shape == (22, 3)
+        own, text = (first_of(model, tokens[1:], states, some) for some in (positions, None))
+        assert list(drafts) == [own]
+        if own != text:
+            return
+    pytest.fail("no draft depends on positions")
+
+
+def first_of(model: HeadedModel, following: Sequence[int], states: mx.array, positions: Any) -> int:
+    """The first draft behind pairs of `states` and `following` tokens, by one pass of the head's backend."""
+    sequence = KvSequence("a", "", following)
     backend = build_backend(model.head, {"a": sequence}, lambda: 0.0)
     backend.admit(sequence)
-    following = tuple(tokens[place + 1] for place in places)
-    segment = RowSegment(sequence, following, 0, wants=1, states=states, positions=positions)
+    segment = RowSegment(sequence, tuple(following), 0, wants=1, states=states, positions=positions)
     logits = backend.compute([segment], None).logits
     backend.release(sequence)
     assert logits is not None
