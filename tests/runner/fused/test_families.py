@@ -26,7 +26,7 @@ from treadle.runner.layers.choose import FasterLayers
 from treadle.runner.loading import candidates
 from treadle.runner.loading.backend_choice import Rejection
 from treadle.runner.loading.reference import Reference
-from treadle.runner.mlxlm import connect
+from treadle.runner.mlxlm import connect, keeping, tap_layers
 from treadle.runner.recurrent.operations import RecurrentOperations
 
 PROMPT = tuple((7 * i + i * i) % VOCABULARY for i in range(45))
@@ -101,6 +101,29 @@ def test_recurrent_layers_stay_the_modules_own_between_fused_ones(name: str) -> 
     assert differs(logits(config, module), expected) < 1e-4
     assert config.decoder is not None
     assert config.decoder.own_parts == HYBRIDS[name]
+
+
+@pytest.mark.parametrize("name", ["gemma3", "granite", "cohere2", "gpt_oss", "mixtral", "nemotron_h", "qwen3_5"])
+def test_hidden_states_in_front_of_layers_are_the_modules_own(name: str) -> None:
+    """Of prompts in chunks: in families that scale embeddings or branches, that add two branches at once, with mixtures
+    and with recurrent layers."""
+    module = make(name) if name in FAMILIES else new_module(architectures.config_of(name))
+    config, found = fused(module), []
+    assert config.selection is not None
+    caches = connect().new_caches(module)
+    tap_layers(module, config.selection, range(len(module.layers)))
+    with keeping(config.selection, ...):
+        module(mx.array([PROMPT]), cache=caches)
+    expected, _ = config.selection.parts(config.selection.take())
+    rows = Driven(config, module)
+    rows.admit("a")
+    for start in range(0, len(PROMPT), 16):
+        tokens = PROMPT[start : start + 16]
+        one = segment("a", tokens, start, wants=1, hidden=len(tokens), observed=True)
+        done = rows.backend.compute(rows.known([one]), None, hidden=True)
+        mx.eval(done.logits, done.arrays, done.hidden)
+        found.append(done.hidden["a"])
+    assert differs(mx.concatenate(found), expected) < 1e-4
 
 
 def test_layers_with_several_caches_are_not_fused(monkeypatch: pytest.MonkeyPatch) -> None:
