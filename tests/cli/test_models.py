@@ -15,10 +15,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.eagle_models import make_eagle
 from tests.support.hub import COMMIT, HubServer, files_of, wait_for_partial
 from tests.support.tiny import make_tiny
-from treadle.cli.models import _confirmed, show
+from treadle.cli.models import _confirmed, pull, show
 from treadle.installation import Problem
+from treadle.models import ModelFolder, Source
 from treadle.models.cache_paths import repository
 
 MODEL = "owner/tiny"
@@ -51,6 +53,15 @@ def treadle(env: dict[str, str], *arguments: str) -> subprocess.CompletedProcess
 
 def home(tmp_path: Path) -> Path:
     return repository(tmp_path / "hf" / "hub", MODEL)
+
+
+def test_a_head_for_drafts_is_pulled_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    head = ModelFolder(make_eagle(tmp_path), MODEL, Source.HUB, {})
+    monkeypatch.setattr("treadle.cli.models.locate", lambda *_: head)
+    assert pull(MODEL, None) == 0
+    assert capsys.readouterr().out == f"{tmp_path}\n"
 
 
 def test_the_life_of_a_model(env: dict[str, str], server: HubServer, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.eagle_models import make_eagle
 from tests.support.hub import COMMIT, HubServer, files_of
 from tests.support.tiny import make_tiny
 from treadle.errors import ModelError
@@ -126,6 +127,15 @@ def test_a_hub_in_trouble_is_one_clear_line(tmp_path: Path) -> None:
         with pytest.raises(ModelError, match="owner/tiny") as caught:
             hub.download(MODEL, silent, cache_dir=tmp_path / "hub", endpoint=fake.url)
     assert "\n" not in caught.value.message
+
+
+def test_a_head_for_drafts_is_fetched_like_a_model_and_found_without_the_hub(tmp_path: Path) -> None:
+    head = make_eagle(tmp_path / "source")
+    with HubServer(MODEL, files_of(head)) as fake:
+        folder = hub.download(MODEL, silent, cache_dir=tmp_path / "hub", endpoint=fake.url)
+        folder_checks.check_head(folder)
+        fake.status = 500
+        assert hub.download(MODEL, silent, cache_dir=tmp_path / "hub", endpoint=fake.url) == folder
 
 
 @pytest.mark.parametrize("status", [500, 401, 403])

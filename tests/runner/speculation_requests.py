@@ -12,9 +12,9 @@ from tests.runner.speculated import Speculated
 from tests.runner.test_constrained_rows import PERSON, WORD
 from tests.runner.test_lookahead import KINDS, requests
 from tests.support.grammars import Grammars, byte_tokenizer, lark
-from tests.support.scripted_drafter import ScriptedDrafter
 from tests.support.tiny import EOS, IM_END
 from treadle.core.messages import Submit, Thinking, TokenLogprob
+from treadle.runner.drafting.drafter import Drafter
 from treadle.runner.loading.model import LoadedModel
 from treadle.runner.model_runner import ModelRunner
 
@@ -52,7 +52,7 @@ LIMITS: list[dict[str, Any]] = [
 ]
 
 
-def made(model: LoadedModel, drafter: ScriptedDrafter | None = None) -> ModelRunner:
+def made(model: LoadedModel, drafter: Drafter | None = None) -> ModelRunner:
     grammars = Grammars(byte_tokenizer(model.vocabulary)) if has_grammars(model) else None
     return ModelRunner(model, grammars=grammars, drafter=drafter)
 

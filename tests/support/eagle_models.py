@@ -18,11 +18,17 @@ Layout = Literal["speculators", "original"]
 Weights = dict[str, Any]
 LAYERS = (1, 2, 3)
 """The layers in front of which the heads read states."""
-VOCABULARY = COMMON["vocab_size"]
+VOCABULARY = 264
 SIZE = COMMON["hidden_size"]
 _DRAFTED = 100
 _HIDDEN = 96
-_TEXT = {**COMMON, "model_type": "llama", "num_hidden_layers": 1, "intermediate_size": _HIDDEN}
+_TEXT = {
+    **COMMON,
+    "vocab_size": VOCABULARY,
+    "model_type": "llama",
+    "num_hidden_layers": 1,
+    "intermediate_size": _HIDDEN,
+}
 
 
 def make_eagle(folder: Path, *, layout: Layout = "speculators", layers: int = 1, seed: int = 0, **changed: Any) -> Path:

@@ -21,9 +21,9 @@ from rich.text import Text
 from ..config import Settings
 from ..errors import ConfigError, ModelError
 from ..installation import command
-from ..models import demo, hub, hub_errors, inventory, resolve
+from ..models import demo, folder_checks, hub, hub_errors, inventory
 from ..models.inventory import Entry, State
-from ..models.resolve import DEMO
+from ..models.resolve import DEMO, locate
 from ..units import size
 from .transfers import TransferView
 
@@ -49,7 +49,8 @@ def pull(model: str, revision: str | None) -> int:
             console.print(f"  {line}", style="dim", markup=False)
 
         try:
-            folder = resolve(Settings(model=model, revision=revision), progress, view.show)
+            folder = locate(Settings(model=model, revision=revision), progress, view.show)
+            folder_checks.check_any(folder.path)
         except KeyboardInterrupt as stop:
             view.close()
             console.print(f"Interrupted: '{command()} pull {model}' goes on from what was fetched", markup=False)

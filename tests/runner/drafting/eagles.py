@@ -14,7 +14,7 @@ import numpy as np
 
 from tests.runner.drafting.headed import OPTIONS
 from tests.support.architectures import ARCHITECTURES
-from tests.support.eagle_models import LAYERS, EagleReference
+from tests.support.eagle_models import LAYERS, VOCABULARY, EagleReference
 from tests.support.mtp_models import random_tensors
 from tests.support.mtp_reference import Array
 from treadle.runner.loading.draft import DraftModel
@@ -27,7 +27,7 @@ from treadle.runner.loading.model import LoadedModel
 def make_target(folder: Path, family: str, *, without_layers: bool = False) -> Path:
     """Write a random model of four layers, which add nothing where it is to be `without_layers`; return its folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    config = {**ARCHITECTURES[family], "model_type": family, "num_hidden_layers": 4}
+    config = {**ARCHITECTURES[family], "model_type": family, "num_hidden_layers": 4, "vocab_size": VOCABULARY}
     weights = random_tensors(config, 0)
     if without_layers:
         adding = ("o_proj.weight", "down_proj.weight")

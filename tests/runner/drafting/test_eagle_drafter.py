@@ -9,8 +9,8 @@ import pytest
 
 from tests.runner.drafting.eagles import Eagle, make_target, with_eagle
 from tests.runner.drafting.headed import OPTIONS, check_drafts
-from tests.runner.drafting.test_draft_in_steps import mixed
 from tests.runner.speculated import Speculated
+from tests.runner.speculation_requests import made, mixed
 from tests.support.eagle_models import make_eagle, make_right
 from treadle.core.messages import Submit
 from treadle.runner.drafting.either import Either
@@ -37,10 +37,10 @@ def test_drafts_are_those_of_a_new_head_that_sees_the_whole_row(eagle: Eagle) ->
 
 def test_every_request_gains_what_it_gains_without_drafts(eagle: Eagle) -> None:
     """Greedy, drawn and constrained ones beside look-up, with some that are preempted, and some that leave."""
-    some = mixed(2)[:8]
-    wanted = Speculated(ModelRunner(eagle.plain), some, drafts=0).run()
+    some = mixed(2)[-12:]
+    wanted = Speculated(made(eagle.plain), some, drafts=0).run()
     drafter, left = HeadDrafter(eagle.model), [some[1].id, some[2].id]
-    runner = ModelRunner(eagle.model.target, drafter=Either(LookupDrafter(), drafter))
+    runner = made(eagle.model.target, Either(LookupDrafter(), drafter))
     assert runner.capabilities().steps.speculation.drafters == ("lookup", "eagle3")
     runner.warm_up()
     run = Speculated(runner, some, drafts=4, chunk=16)
