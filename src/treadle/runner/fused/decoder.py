@@ -154,16 +154,11 @@ class FusedDecoder:
             logits, *states = self._pass(tokens, rows, step, cache, injection)
             return self._kept(logits, states, caches.paged[-1])
         slots, injected = caches.slots, [] if injection is None else injection.arrays
-        kind = None if rows is None else rows.shape, len(injected), step.seen is None, self._tapped
+        kind = None if rows is None else rows.shape, len(injected), step.seen is None, self._selection.layers
         key = (shapes, *kind, *(array.shape for array in slots))
         program = step.compiled.get(key, lambda: self._compiled(caches, step.template(kinds), len(injected)))
         logits, *states = program(step.seen, tokens, rows, [*slots, *injected, *arrays])
         return self._kept(logits, states, caches.paged[-1])
-
-    @property
-    def _tapped(self) -> tuple[int, ...]:
-        """The layers in front of which a pass keeps hidden states."""
-        return () if self._selection.keep is None else self._selection.layers
 
     def _kept(self, logits: Any, states: Sequence[Any], last: PagedLayer) -> Any:
         """Return `logits`. The last hidden `states` (T, D) of all tokens show when keys and values are written; those
@@ -171,7 +166,7 @@ class FusedDecoder:
         *tapped, last.written = states
         selection = self._selection
         if selection.keep is not None:
-            selection.tapped = dict(zip(self._tapped, map(selection.kept_of, tapped), strict=True))
+            selection.tapped = dict(zip(selection.layers, map(selection.kept_of, tapped), strict=True))
             selection.add(last.written)
         return logits
 
@@ -203,7 +198,7 @@ class FusedDecoder:
         injected = {} if injection is None else dict(zip(self._ends, range(len(injection.deepstack)), strict=False))
         if self._steps[0].before is not None:
             y = self._steps[0].before(x)
-        tapped, streams = self._tapped, {0: x}
+        tapped, streams = self._selection.layers, {0: x}
         more: list[Any] = []
         for one, following in zip(self._steps, [*self._steps[1:], None], strict=True):
             own = None if one.place is None else cache[one.place]
