@@ -13,7 +13,7 @@ import pytest
 
 from tests.runner.drafting.eagles import Eagle, make_target, with_eagle
 from tests.runner.drafting.headed import OPTIONS
-from tests.support.eagle_models import SIZE, VOCABULARY, make_eagle, read_config, read_weights, write_weights
+from tests.support.eagle_models import SIZE, TEXT, VOCABULARY, make_eagle, read_config, read_weights, write_weights
 from treadle.core.messages import Pooling, Submit
 from treadle.core.plan import Admit, PrefillChunk, StepPlan
 from treadle.errors import ConfigError, ModelError
@@ -120,18 +120,13 @@ def test_quantized_weights_and_scaled_positions_are_read(eagle: Eagle, tmp_path:
         ({}, {"target_hidden_size": 64, "eagle_aux_hidden_state_layer_ids": [0, 1, 2, 3]}, "as wide as its own"),
         ({}, {"eagle_aux_hidden_state_layer_ids": [1, 2, 4]}, "layer 4, and the model has layers 0 to 3"),
         ({}, {"eagle_aux_hidden_state_layer_ids": None}, "layers 2, 2, 1, which are not all different"),
+        ({}, {"eagle_aux_hidden_state_layer_ids": 2}, "its eagle_aux_hidden_state_layer_ids is no list of numbers"),
+        ({}, {"target_hidden_size": "wide"}, "its target_hidden_size is no number"),
         ({}, {"fc_norm": True}, "its config.json has fc_norm, which is not known"),
         ({}, {"transformer_layer_config": {"hidden_size": 256}}, "its config.json has no vocab_size"),
-        (
-            {},
-            {"transformer_layer_config": {"hidden_size": 256, "vocab_size": 99}},
-            "for 99 tokens, and the model has 264",
-        ),
-        (
-            {},
-            {"transformer_layer_config": {"hidden_size": 256, "vocab_size": 264, "hidden_act": "gelu"}},
-            "its activation function is gelu",
-        ),
+        ({}, {"transformer_layer_config": {**TEXT, "num_attention_heads": 0}}, "has no num_attention_heads"),
+        ({}, {"transformer_layer_config": {**TEXT, "vocab_size": 99}}, "for 99 tokens, and the model has 264"),
+        ({}, {"transformer_layer_config": {**TEXT, "hidden_act": "gelu"}}, "its activation function is gelu"),
     ],
 )
 def test_heads_that_do_not_fit_are_refused_with_the_reason(
@@ -150,16 +145,15 @@ def test_models_that_no_head_can_draft_for(eagle: Eagle) -> None:
 
 def test_layers_are_those_of_each_layout() -> None:
     """Ids of SGLang name the layers behind which states are read."""
-    text = {"hidden_size": 8, "vocab_size": 9}
-    assert eagle_shape(text, 36).layers == (2, 18, 33)
-    assert eagle_shape({**text, "eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 17, 32]}}, 36).layers == (
+    assert eagle_shape(TEXT, 36).layers == (2, 18, 33)
+    assert eagle_shape({**TEXT, "eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 17, 32]}}, 36).layers == (
         2,
         18,
         33,
     )
-    assert eagle_shape({**text, "eagle_aux_hidden_state_layer_ids": [33, 2, 18]}, 36).layers == (2, 18, 33)
+    assert eagle_shape({**TEXT, "eagle_aux_hidden_state_layer_ids": [33, 2, 18]}, 36).layers == (2, 18, 33)
     with pytest.raises(NoHead, match="reads no states of layers in the middle"):
-        eagle_shape({**text, "eagle_config": {"use_aux_hidden_state": False}}, 36)
+        eagle_shape({**TEXT, "eagle_config": {"use_aux_hidden_state": False}}, 36)
 
 
 def test_a_model_whose_layers_give_no_states_is_refused(eagle: Eagle, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ VOCABULARY = 264
 SIZE = COMMON["hidden_size"]
 _DRAFTED = 100
 _HIDDEN = 96
-_TEXT = {
+TEXT = {
     **COMMON,
     "vocab_size": VOCABULARY,
     "model_type": "llama",
@@ -36,7 +36,7 @@ def make_eagle(folder: Path, *, layout: Layout = "speculators", layers: int = 1,
     left out where that is None."""
     folder.mkdir(parents=True, exist_ok=True)
     own = {"draft_vocab_size": _DRAFTED, "norm_before_residual": False, "norm_before_fc": False, **changed}
-    text = {**_TEXT, "num_hidden_layers": layers}
+    text = {**TEXT, "num_hidden_layers": layers}
     if layout == "speculators":
         config: dict[str, Any] = {
             "architectures": ["Eagle3Speculator"],

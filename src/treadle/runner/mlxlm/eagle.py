@@ -12,7 +12,7 @@ the original one (`midlayer`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,8 @@ _RENAMED = {
     "input_norm.": f"{_JOINT}input_norm.",
     "embed_tokens.": f"{_JOINT}tokens.",
 }
+_LAYERS = "eagle_aux_hidden_state_layer_ids"
+_COUNTS = ("hidden_size", "vocab_size", "num_attention_heads", "intermediate_size")
 _UNREAD = ("t2d", "d2t", "verifier_")
 _IDS, _EMBEDDING, _OUTPUT = "d2t", "embed_tokens.weight", "lm_head.weight"
 _UNKNOWN = ("norm_output", "fc_norm")
@@ -116,10 +118,12 @@ class FirstLayer(nn.Module):  # type: ignore[misc]
 def eagle_shape(config: Mapping[str, Any], layers: int) -> EagleShape:
     """Return what the head of `config` is made for, if its model has so many layers. Raises NoHead."""
     text = _text(config)
-    for name in ("hidden_size", "vocab_size"):
-        if not isinstance(text.get(name), int):
+    for name in _COUNTS:
+        if not isinstance(count := text.get(name), int) or count < 1:
             raise NoHead(f"its config.json has no {name}")
     size = config.get("target_hidden_size") or text["hidden_size"]
+    if not isinstance(size, int):
+        raise NoHead("its target_hidden_size is no number")
     shares = size == text["hidden_size"] and not config.get("embed_requires_grad")
     read = _layers(config, layers)
     if size * len(read) == text["hidden_size"]:
@@ -138,20 +142,27 @@ def _layers(config: Mapping[str, Any], count: int) -> tuple[int, ...]:
     in SGLang's `eagle_config` name the layers behind which it reads."""
     nested = config.get("eagle_config")
     nested = nested if isinstance(nested, Mapping) else {}
-    name, ids = "eagle_aux_hidden_state_layer_ids", None
-    if config.get(name):
-        ids = config[name]
-    elif nested.get(name):
-        ids = [one + 1 if isinstance(one, int) else one for one in nested[name]]
     if nested.get("use_aux_hidden_state") is False:
         raise NoHead("it reads no states of layers in the middle, as EAGLE-3 heads do")
-    found = (2, count // 2, count - 3) if ids is None else tuple(ids)
-    wrong = next((one for one in found if not isinstance(one, int) or not 0 <= one < count), None)
+    found: Sequence[Any] = (2, count // 2, count - 3)
+    if ids := _numbers(config):
+        found = ids
+    elif ids := _numbers(nested):
+        found = [one + 1 for one in ids]
+    wrong = next((one for one in found if not 0 <= one < count), None)
     if wrong is not None:
         raise NoHead(f"it reads states in front of layer {wrong}, and the model has layers 0 to {count - 1}")
     if len(set(found)) < len(found):
         raise NoHead(f"it reads states in front of layers {', '.join(map(str, found))}, which are not all different")
     return tuple(sorted(found))
+
+
+def _numbers(config: Mapping[str, Any]) -> Sequence[int]:
+    """Return the ids of layers in `config`; empty where it has none. Raises NoHead."""
+    found = config.get(_LAYERS) or ()
+    if not isinstance(found, (list, tuple)) or not all(isinstance(one, int) for one in found):
+        raise NoHead(f"its {_LAYERS} is no list of numbers")
+    return found
 
 
 def load_eagle(utils: Any, folder: Path, config: Mapping[str, Any], shape: EagleShape) -> tuple[Any, Any | None]:
