@@ -369,7 +369,8 @@ def test_an_id_that_comes_back_while_others_decode_starts_afresh(runner: ModelRu
 
 
 def test_memory_comes_back_when_the_last_row_leaves(either: Tiny) -> None:
-    """What is kept of them for others was counted before the second time; all else goes."""
+    """What is kept of them for others was counted before the second time; all else goes. MLX's count differs by the
+    smallest array from one run to the next: three rounds that each left one would be more."""
     runner = ModelRunner(either("gemma3"))
     requests = [submit(f"r{i}", (i,) * (1 + 70 * i), 30, logprobs=3) for i in range(4)]
     Drive(runner, requests).run()
@@ -385,7 +386,7 @@ def test_memory_comes_back_when_the_last_row_leaves(either: Tiny) -> None:
         for request in requests:
             runner.release(request.id)
         assert runner.statistics().kv_bytes == 0
-        assert settled_memory() <= before
+        assert settled_memory() <= before + 16
 
 
 def settled_memory() -> int:
