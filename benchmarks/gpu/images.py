@@ -7,8 +7,10 @@ the loader reads them: nothing is written. Each image is 1024 x 1024 pixels, or 
 
 In turn: the start; eight rows decode alone; the first image of all comes in beside them, then more, and then text; a
 question about an image at an idle engine, a second one, and the same for a text as long; 32 image requests at once;
-requests of text alone beside images. Each figure is printed, and written to OUT.json, as soon as there is one. The
-program ends at the first figure or step behind `--limit` seconds. `--small` shows that it works on a CPU.
+requests of text alone beside images. Rows take a token a step: nothing is drafted for them. Beside gaps stands the
+longest turn of the engine's loop with the two plans that were under way. Each figure is printed, and written to
+OUT.json, as soon as there is one. The program ends at the first figure or step behind `--limit` seconds. `--small`
+shows that it works on a CPU.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -37,6 +40,7 @@ from tests.support.tiny_vision import config_of, pixels_of  # noqa: E402
 
 from treadle.core.image import Image  # noqa: E402
 from treadle.core.messages import Cancel, FromOwner, StepReport, Submit  # noqa: E402
+from treadle.core.plan import StepPlan  # noqa: E402
 from treadle.engine.loop import EngineLoop  # noqa: E402
 from treadle.engine.mailbox import Mailbox  # noqa: E402
 from treadle.engine.owner import OwnerLimits, scheduler_of  # noqa: E402
@@ -196,6 +200,14 @@ class Engine:
         self._mailbox = Mailbox()
         limits = OwnerLimits(max_running=MAX_RUNNING, prefill_tokens=2048)
         self._loop = EngineLoop(self.runner, scheduler_of(self.runner, limits), self._mailbox, self._hear)
+        self._plans: deque[StepPlan] = deque(maxlen=2)
+        self._longest: tuple[float, list[str]] = 0.0, []
+        self._start = self.runner.start
+        self.runner.start = self._noted  # type: ignore[method-assign]
+
+    def _noted(self, plan: StepPlan) -> None:
+        self._plans.append(plan)
+        self._start(plan)
 
     def _hear(self, message: FromOwner) -> None:
         assert isinstance(message, StepReport), message
@@ -208,7 +220,16 @@ class Engine:
                 assert not output.finish.message, output.finish
                 self.ended.add(output.id)
 
-    def ask(self, id_: str, *seeds: int, text: int = 64, tail: int = 32, tokens: int = 16, salt: int = 0) -> float:
+    def ask(
+        self,
+        id_: str,
+        *seeds: int,
+        text: int = 64,
+        tail: int = 32,
+        tokens: int = 16,
+        salt: int = 0,
+        speculate: bool = True,
+    ) -> float:
         """Send a request with an image for each of `seeds`; the time."""
         chance = np.random.default_rng(salt)
         prompt, images = chance.integers(1, 200, text).tolist(), []
@@ -218,7 +239,14 @@ class Engine:
             prompt += [self._token] * image.count
             prompt += chance.integers(1, 200, tail).tolist()
         self.heard[id_] = []
-        request = Submit(id=id_, prompt=tuple(prompt), max_tokens=tokens, images=tuple(images), max_wait_s=1e9)
+        request = Submit(
+            id=id_,
+            prompt=tuple(prompt),
+            max_tokens=tokens,
+            images=tuple(images),
+            max_wait_s=1e9,
+            speculate=speculate,
+        )
         self._mailbox.put(request)
         return time.monotonic()
 
@@ -244,8 +272,17 @@ class Engine:
 
     def steps(self, count: int) -> None:
         for _ in range(count):
+            began = time.monotonic()
             self._loop.run_once()
+            took = round(1e3 * (time.monotonic() - began), 1)
+            if took > self._longest[0]:
+                self._longest = took, [summary(plan) for plan in self._plans]
             self._progress.check()
+
+    def longest(self) -> tuple[float, list[str]]:
+        """Milliseconds of the longest turn of the loop since the last call, and the plans then under way."""
+        found, self._longest = self._longest, (0.0, [])
+        return found
 
     def cancel(self, ids: Sequence[str]) -> None:
         for id_ in ids:
@@ -263,6 +300,12 @@ class Engine:
 
 TABLE = np.tile((np.arange(256, dtype=np.float32) - 127.5) / 127.5, 3)
 """Values of the levels of each channel."""
+
+
+def summary(plan: StepPlan) -> str:
+    """A plan for people: rows that decode, prompts' tokens in chunks, and images that are encoded."""
+    chunks = "+".join(str(chunk.count) for chunk in plan.prefill)
+    return f"{len(plan.decode)} rows, chunks {chunks or 0}, {len(plan.admit)} admitted, {len(plan.encode)} encoded"
 
 
 def gaps(heard: Sequence[float]) -> dict[str, float]:
@@ -301,20 +344,24 @@ def beside_rows(engine: Engine, progress: Progress, *, small: bool) -> None:
         engine.draw(seed)
     rows = [f"row {i}" for i in range(ROWS)]
     for i, id_ in enumerate(rows):
-        engine.ask(id_, salt=i, tokens=tokens)
+        engine.ask(id_, salt=i, tokens=tokens, speculate=False)
     engine.steps(alone)
+    engine.longest()
     heard = engine.heard[rows[0]]
     progress("alone", gaps(heard[-alone // 2 :]))
     others = [f"beside {i}" for i in range(count)]
     for name, seed, ids in (("the first image", 10, ["first"]), ("images", 11, others)):
         before = len(heard) - 1
         found = engine.firsts({id_: engine.ask(id_, seed + i) for i, id_ in enumerate(ids)})
-        progress(f"beside {name}", {"gaps": gaps(heard[before:]), "first tokens": found})
+        progress(f"beside {name}", {"gaps": gaps(heard[before:]), "turn": engine.longest(), "first tokens": found})
     before = len(heard) - 1
     length = 96 + engine.draw(10).count
     sent = {f"plain {i}": engine.ask(f"plain {i}", text=length, salt=500 + i) for i in range(count)}
     found = engine.firsts(sent)
-    progress("beside as long prompts of text", {"gaps": gaps(heard[before:]), "first tokens": found})
+    progress(
+        "beside as long prompts of text",
+        {"gaps": gaps(heard[before:]), "turn": engine.longest(), "first tokens": found},
+    )
     engine.cancel(rows)
 
 
