@@ -1,7 +1,7 @@
 """Whole models of 20 to 30 billion parameters, served on a GPU: throughput, long prompts beside decoding, and prefixes.
 
     python benchmarks/gpu/whole_models.py OUT [--case qwen3_moe:4 gpt_oss:mxfp4 granitemoehybrid:4] [--folder FOLDER]
-        [--memory 12GiB] [--peer | --only-peer] [--trace] [--prepare] [--seconds 480] [--small]
+        [--memory 12GiB] [--speculate auto] [--peer | --only-peer] [--trace] [--prepare] [--seconds 480] [--small]
 
 Each case is a family of `family_shapes.WHOLE` and the bits of its weights, random and made on the device. The models
 are made in FOLDER at the same time, and their servers started at the same time, as both mostly wait for the host. Then
@@ -150,7 +150,8 @@ def serve_ours(cases: list[Case], options: argparse.Namespace) -> None:
         program = ["treadle", "serve"]
         if options.trace:
             program = [str(ROOT / "benchmarks" / "traced_serve.py"), str(trace_of(case, options.out))]
-        serve = [*program, str(case.folder), "--memory", options.memory, "--max-running", "64", *kernels]
+        limits = ["--memory", options.memory, "--max-running", "64", "--speculate", options.speculate]
+        serve = [*program, str(case.folder), *limits, *kernels]
         start(case, serve, options.out)
     words = "20" if options.small else "5000"
     loads = [*CLIENTS, *(load.format(words=words) for load in LONG), AGENTS]
@@ -204,6 +205,7 @@ def main() -> None:
     parser.add_argument("--case", nargs="*", default=["qwen3_moe:4", "gpt_oss:mxfp4", "granitemoehybrid:4"])
     parser.add_argument("--folder", type=Path, help="where the models are, or are to be made")
     parser.add_argument("--memory", default="12GiB", help="each server's, for keys, values and states")
+    parser.add_argument("--speculate", choices=["auto", "off"], default="auto", help="of our servers")
     parser.add_argument("--peer", action="store_true", help="mlx_lm.server afterwards")
     parser.add_argument("--only-peer", action="store_true", help="mlx_lm.server alone")
     parser.add_argument("--trace", action="store_true", help="trace our servers' steps")

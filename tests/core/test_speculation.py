@@ -306,8 +306,13 @@ def test_costs_are_interpolated_by_drafts_and_rows_and_grow_beyond_the_largest()
     assert VerifyCosts(plain[:1], verifying[:1]).plain_s(9) == 1.0
 
 
-def test_costs_that_fall_with_size_are_noise_beyond_the_largest() -> None:
-    assert VerifyCosts([StepCost(1, 1, 2.0), StepCost(2, 2, 1.0)], []).plain_s(5) == 1.0
+def test_a_cost_is_at_most_that_of_a_larger_step() -> None:
+    plain = [StepCost(1, 1, 2.0), StepCost(2, 2, 1.0)]
+    measured = ((1, 2, 4.0), (1, 8, 5.0), (4, 4, 2.0), (4, 8, 3.0), (4, 16, 6.0))
+    costs = VerifyCosts(plain, [StepCost(*one) for one in measured])
+    assert [costs.plain_s(rows) for rows in (1, 5)] == [1.0, 1.0]
+    found = [costs.verifying_s(rows, drafts) for rows, drafts in ((1, 1), (1, 7), (4, 0), (4, 4), (4, 12))]
+    assert found == [2.0, 3.0, 2.0, 3.0, 6.0]
 
 
 def test_costs_follow_the_server_and_an_outlier_moves_them_little() -> None:

@@ -141,10 +141,10 @@ def test_steps_with_drafts_are_timed_for_few_sequences_and_for_more(
 ) -> None:
     runner = Clocked(step_s=1e-3, can=drafting(lookahead, draft_tokens))
     found = measure(runner, replace(tiny("llama"), max_running=5), runner.clock)
-    assert found.plain == tuple(StepCost(rows, rows, about(1e-3)) for rows in (1, 2, 4))
+    assert found.plain == tuple(StepCost(rows, rows, about(1e-3)) for rows in (1, 4, 5))
     assert found.verifying == tuple(
         StepCost(rows, rows * (1 + drafts), about(1e-3 * (1 + rows * drafts / 10)))
-        for rows in (1, 2, 4)
+        for rows in (1, 4, 5)
         for drafts in sizes
     )
     assert not runner.held
@@ -156,7 +156,7 @@ def test_nothing_is_timed_with_drafts_where_none_can_be_verified(tiny: Tiny) -> 
     assert not any(row.drafts for plan in runner.plans for row in plan.decode)
 
 
-@pytest.mark.parametrize(("step_s", "most_s"), [(0.02, 3.0), (0.3, 4.0), (3.0, 40.0)])
+@pytest.mark.parametrize(("step_s", "most_s"), [(0.03, 5.0), (0.3, 4.0), (3.0, 40.0)])
 def test_slow_steps_are_timed_once_and_no_larger_ones_after_them(tiny: Tiny, step_s: float, most_s: float) -> None:
     runner = Clocked(step_s=step_s, can=drafting())
     model = replace(tiny("llama"), max_running=64)
@@ -166,7 +166,7 @@ def test_slow_steps_are_timed_once_and_no_larger_ones_after_them(tiny: Tiny, ste
     assert runner.now - without.now < most_s
     assert (found.plain[0].seconds, found.verifying[0].seconds) == pytest.approx((step_s, step_s))
     assert found.verifying[1] == StepCost(1, 2, about(1.1 * step_s))
-    assert len(found.plain) < 7
+    assert len(found.plain) < 4
 
 
 def test_rows_that_fail_with_drafts_leave_those_costs_out(tiny: Tiny) -> None:

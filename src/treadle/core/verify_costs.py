@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from .capabilities import StepCost
 
@@ -14,15 +14,16 @@ OUTLIER = 3.0  # a step counts as at most so many times what was expected, or th
 class VerifyCosts:
     """Costs of steps in which `rows` sequences decode: `plain` ones, and `verifying` ones with draft tokens.
 
+    A step takes no longer than one of as many rows and tokens or more: where one was measured so, the machine was busy.
     Costs between measured ones are interpolated, by the draft tokens of a number of rows and then by the rows. Beyond
     the largest ones they grow as they did last. Two scales follow the steps of the server, whose sequences are longer
     than those of the warm-up, and whose host and device may have more to do.
     """
 
     def __init__(self, plain: Iterable[StepCost], verifying: Iterable[StepCost]) -> None:
-        self._plain = _Line([(cost.rows, cost.seconds) for cost in plain])
+        self._plain = _Line([(cost.rows, cost.seconds) for cost in _least(tuple(plain))])
         drafts: dict[int, list[tuple[int, float]]] = {}
-        for cost in verifying:
+        for cost in _least(tuple(verifying)):
             drafts.setdefault(cost.rows, []).append((cost.tokens - cost.rows, cost.seconds))
         self._rows = sorted(drafts)
         self._lines = [_Line(drafts[rows]) for rows in self._rows]
@@ -60,6 +61,18 @@ class VerifyCosts:
 
     def _verifying(self, rows: int, drafts: int) -> float:
         return _between(self._rows, rows, lambda i: self._lines[i].at(drafts))
+
+
+def _least(costs: Collection[StepCost]) -> list[StepCost]:
+    """Return the costs, each as low as the lowest of those with at least its rows and tokens."""
+    return [
+        StepCost(
+            one.rows,
+            one.tokens,
+            min(other.seconds for other in costs if other.rows >= one.rows and other.tokens >= one.tokens),
+        )
+        for one in costs
+    ]
 
 
 class _Scale:

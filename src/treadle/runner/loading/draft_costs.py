@@ -1,7 +1,7 @@
 """Costs of steps that verify draft tokens, and of those that follow each other without, for the first sequences.
 
-A scheduler corrects them by the steps that it sees. So a few steps of a few sizes will do, the smallest first: what is
-left out when the time is over costs as much as others let expect.
+A scheduler corrects them by the steps that it sees, all alike. So a few steps will do, but their sizes must reach from
+one sequence to the most: what is left out when the time is over costs as much as smaller ones let expect.
 """
 
 from __future__ import annotations
@@ -18,11 +18,13 @@ from .synthetic_steps import Clock, Warmable, decoders, release
 
 TOKENS = 96
 """Tokens of a sequence, at most."""
-BUDGET_S = 1.0
+BUDGET_S = 2.0
 SLOW_S = 0.25
 """After a step that takes longer nothing larger is timed."""
 _DRAFTS = (0, 1, 3, 7)
 _STEPS = 2
+_APART = 4
+"""Each number of sequences is so many times the one before."""
 
 
 class _Failed(Exception):
@@ -38,7 +40,7 @@ def measure_drafts(runner: Warmable, most_rows: int, can: StepCapabilities, cloc
     plain: list[StepCost] = []
     verifying: list[StepCost] = []
     rows = 1
-    while rows <= most_rows and clock() < end and (not plain or plain[-1].seconds < SLOW_S):
+    while not plain or (plain[-1].rows < most_rows and clock() < end and plain[-1].seconds < SLOW_S):
         decoding = _Decoding(runner, rows, clock)
         try:
             decoding.join()
@@ -48,7 +50,7 @@ def measure_drafts(runner: Warmable, most_rows: int, can: StepCapabilities, cloc
             break
         finally:
             decoding.leave()
-        rows *= 2
+        rows = min(_APART * rows, most_rows)
     return tuple(plain), tuple(verifying)
 
 
