@@ -198,7 +198,7 @@ class Guided:
     def __init__(self, inner: Any) -> None:
         self._inner = inner
         self._script: Any = None
-        self.name = inner.name
+        self.names = inner.names
 
     def use(self, script: Any) -> None:
         self._script = script

@@ -15,7 +15,7 @@ import mlx.core as mx
 import pytest
 
 from tests.support.nvrtc import TextCompiler
-from treadle.runner.device.cuda import CudaKernel, included, keep_mlx_kernels, lift_graph_byte_limit, text
+from treadle.runner.device.cuda import CudaKernel, included, keep_mlx_kernels, prepare_graphs, text
 from treadle.runner.device.programs import Programs
 
 FILES = ("device/numbers.cuh", "sampling/draw.cuh")
@@ -138,12 +138,13 @@ def test_a_kernel_of_another_text_has_another_name(monkeypatch: pytest.MonkeyPat
     assert all(name.startswith("treadle_some_") for name in names)
 
 
-def test_graphs_end_at_no_number_of_bytes_unless_somebody_said_so() -> None:
-    mine, theirs = {"A": "1"}, {"MLX_MAX_MB_PER_BUFFER": "25"}
+def test_graphs_end_at_no_number_of_bytes_and_many_are_kept_unless_somebody_said_so() -> None:
+    mine, theirs = {"A": "1"}, {"MLX_MAX_MB_PER_BUFFER": "25", "MLX_CUDA_GRAPH_CACHE_SIZE": "7"}
     for environment in (mine, theirs):
-        lift_graph_byte_limit(environment)
-    assert mine == {"A": "1", "MLX_MAX_MB_PER_BUFFER": "1000000000"}
-    assert theirs == {"MLX_MAX_MB_PER_BUFFER": "25"}
+        prepare_graphs(environment)
+    unchecked = {"MLX_ENABLE_CACHE_THRASHING_CHECK": "0"}
+    assert mine == {"A": "1", "MLX_MAX_MB_PER_BUFFER": "1000000000", "MLX_CUDA_GRAPH_CACHE_SIZE": "4000"} | unchecked
+    assert theirs == {"MLX_MAX_MB_PER_BUFFER": "25", "MLX_CUDA_GRAPH_CACHE_SIZE": "7"} | unchecked
 
 
 def test_mlx_keeps_its_kernels_in_the_cache_folder(tmp_path: Path) -> None:

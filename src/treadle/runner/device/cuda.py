@@ -120,14 +120,25 @@ NewKernel = Callable[..., CudaKernel]
 """Factory of kernels: `CudaKernel`, or a test's stand-in with the same arguments."""
 
 
-def lift_graph_byte_limit(environment: MutableMapping[str, str]) -> None:
-    """Lift MLX's limit of bytes a graph; call it before MLX first computes in this process.
+GRAPHS = {
+    "MLX_MAX_MB_PER_BUFFER": "1000000000",
+    "MLX_CUDA_GRAPH_CACHE_SIZE": "4000",
+    "MLX_ENABLE_CACHE_THRASHING_CHECK": "0",
+}
+
+
+def prepare_graphs(environment: MutableMapping[str, str]) -> None:
+    """Let MLX end CUDA graphs by their number of operations alone, and keep many of them; call it before MLX first
+    computes in this process. Values that are set already stay.
 
     MLX ends a graph when the arrays that its operations read come to a gigabyte. A layer's pages are one array of
-    several gigabytes in a server: each operation that reads them would end a graph, 20 us of the host. A value that is
-    set already stays.
+    several gigabytes in a server: each operation that reads them would end a graph, 20 us of the host. MLX keeps 400
+    graphs, by what waits for what, which also depends on where arrays lie. Prompts, images and batches of all sizes
+    have more: each other one takes the host 1.5 ms to make, and removing an old one waits for all that the device
+    computes. Without the check MLX makes new graphs, however many are not found in a row, instead of raising an error.
     """
-    environment.setdefault("MLX_MAX_MB_PER_BUFFER", "1000000000")
+    for name, value in GRAPHS.items():
+        environment.setdefault(name, value)
 
 
 def keep_mlx_kernels(environment: MutableMapping[str, str]) -> None:

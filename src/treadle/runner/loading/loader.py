@@ -17,7 +17,7 @@ from ...errors import ConfigError, ModelError
 from ...installation import version_of
 from ..base import Progress
 from ..device import memory as mem
-from ..device.cuda import keep_mlx_kernels, lift_graph_byte_limit
+from ..device.cuda import keep_mlx_kernels, prepare_graphs
 from ..device.programs import kernel_programs
 from ..device.readback import Readback, readback
 from ..device.staging import staging_status
@@ -145,7 +145,7 @@ def _embedding(folder: Path, library: MlxLm, read: _Read, choice: BackendChoice)
 def _prepared(device: str, policy: KernelPolicy) -> MlxLm:
     """mlx-lm, after the process is set up for `device`."""
     if device == "cuda":
-        lift_graph_byte_limit(os.environ)
+        prepare_graphs(os.environ)
         keep_mlx_kernels(os.environ)
         if policy is not KernelPolicy.OFF:
             kernel_programs()
