@@ -139,11 +139,16 @@ def test_a_kernel_of_another_text_has_another_name(monkeypatch: pytest.MonkeyPat
 
 
 def test_graphs_end_at_no_number_of_bytes_and_many_are_kept_unless_somebody_said_so() -> None:
-    mine, theirs = {"A": "1"}, {"MLX_MAX_MB_PER_BUFFER": "25", "MLX_CUDA_GRAPH_CACHE_SIZE": "7"}
-    for environment in (mine, theirs):
-        prepare_graphs(environment)
+    large, small, theirs = (
+        {"A": "1"},
+        dict[str, str](),
+        {"MLX_MAX_MB_PER_BUFFER": "25", "MLX_CUDA_GRAPH_CACHE_SIZE": "7"},
+    )
+    for environment, gigabytes in ((large, 80), (small, 8), (theirs, 80)):
+        prepare_graphs(environment, gigabytes * 10**9)
     unchecked = {"MLX_ENABLE_CACHE_THRASHING_CHECK": "0"}
-    assert mine == {"A": "1", "MLX_MAX_MB_PER_BUFFER": "1000000000", "MLX_CUDA_GRAPH_CACHE_SIZE": "4000"} | unchecked
+    assert large == {"A": "1", "MLX_MAX_MB_PER_BUFFER": "1000000000", "MLX_CUDA_GRAPH_CACHE_SIZE": "2237"} | unchecked
+    assert small["MLX_CUDA_GRAPH_CACHE_SIZE"] == "400", "MLX's own number"
     assert theirs == {"MLX_MAX_MB_PER_BUFFER": "25", "MLX_CUDA_GRAPH_CACHE_SIZE": "7"} | unchecked
 
 

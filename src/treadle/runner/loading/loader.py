@@ -145,7 +145,7 @@ def _embedding(folder: Path, library: MlxLm, read: _Read, choice: BackendChoice)
 def _prepared(device: str, policy: KernelPolicy) -> MlxLm:
     """mlx-lm, after the process is set up for `device`."""
     if device == "cuda":
-        prepare_graphs(os.environ)
+        prepare_graphs(os.environ, mem.most_bytes(device))
         keep_mlx_kernels(os.environ)
         if policy is not KernelPolicy.OFF:
             kernel_programs()
