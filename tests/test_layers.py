@@ -15,11 +15,12 @@ from pathlib import Path
 import pytest
 
 import treadle
+from treadle.compose.texts import FOLDER_CHECK, TEXT_JOBS
 
 ROOT = Path(treadle.__file__).parent
 
 EVERYTHING = ("",)
-FOR_ALL = ("errors", "config", "installation", "units")
+FOR_ALL = ("errors", "config", "installation", "units", "gc_pause")
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "errors": (),
     "host_names": (),
@@ -28,6 +29,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "keys": (),
     "installation": (),
     "units": (),
+    "gc_pause": (),
     "file_descriptors": (),
     "environment": (),
     "output_streams": (),
@@ -214,15 +216,27 @@ def test_the_core_knows_no_clock_thread_loop_or_log() -> None:
     assert wrong == []
 
 
-@pytest.mark.parametrize("folder", WITHOUT_MLX)
-def test_a_front_loads_neither_mlx_nor_transformers(folder: str) -> None:
-    """In a fresh interpreter, all modules of the folder; what composes them loads the runner in the owner alone."""
-    names = [f"treadle.{name}" for name in KNOWN if within(name, folder)]
-    assert names
+def test_a_front_loads_neither_mlx_nor_transformers() -> None:
+    """In a fresh interpreter, all modules of each folder; what composes them loads the runner in the owner alone."""
+    names = {folder: [f"treadle.{name}" for name in KNOWN if within(name, folder)] for folder in WITHOUT_MLX}
+    assert all(names.values())
     code = (
         "import importlib, sys\n"
-        f"for name in {names!r}: importlib.import_module(name)\n"
-        "print(sorted(n for n in sys.modules if n.split('.')[0] in ('mlx', 'mlx_lm', 'transformers')))\n"
+        f"for folder, names in {names!r}.items():\n"
+        "    for name in names: importlib.import_module(name)\n"
+        "    print(folder, sorted(n for n in sys.modules if n.split('.')[0] in ('mlx', 'mlx_lm', 'transformers')))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=True)
+    assert done.stdout.splitlines() == [f"{folder} []" for folder in WITHOUT_MLX]
+
+
+def test_the_fork_server_loads_nothing_of_the_servers_process() -> None:
+    """Each start of a server waits for its imports, and each text worker holds their memory."""
+    names = ("asyncio", "starlette", "prometheus_client", "treadle.engine", "treadle.telemetry", "treadle.media")
+    code = (
+        "import sys, treadle.text.work.fork_server, treadle.text.tokenizer, treadle.text.work.worker\n"
+        f"import {TEXT_JOBS.partition(':')[0]}, {FOLDER_CHECK.partition(':')[0]}\n"
+        f"print([name for name in {names!r} if name in sys.modules])\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=True)
     assert done.stdout.strip() == "[]"

@@ -26,11 +26,14 @@ def main() -> NoReturn:
 
 
 def _run() -> int:
-    import typer
+    from ..gc_pause import without_collections
 
-    from ..errors import TreadleError, spell
-    from .app import app
-    from .flags import FLAGS
+    with without_collections():
+        import typer
+
+        from ..errors import TreadleError, spell
+        from .app import app
+        from .flags import FLAGS
 
     usage_error = cast(type[Exception], typer.BadParameter.__mro__[1])  # typer names only this leaf in public
     try:

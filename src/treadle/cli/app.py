@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ..gc_pause import without_collections
 from .bench import app as bench_app
 from .connect import connect_command
 from .fleet import fleet_command
@@ -42,7 +43,8 @@ def serve(**given: Any) -> None:
     """Serve MODEL over HTTP: OpenAI's API at /v1, health at /health, metrics at /metrics. With --grpc-port also as a
     worker of the SMG gateway."""
     settings = settings_from(given)
-    from .serve import run
+    with without_collections():
+        from .serve import run
 
     raise typer.Exit(run(settings))
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from ..config import Settings
 from ..core.compute_path import KernelPolicy
 from ..engine.owner import OwnerLimits
 from ..errors import ModelError, spelled
+from ..gc_pause import without_collections
 from .unused_packages import hide_unused_packages
 
 if TYPE_CHECKING:
@@ -82,7 +84,7 @@ def owner_of(arguments: Mapping[str, Any]) -> tuple[RunnerFactory, OwnerLimits]:
     spec = msgspec.convert(arguments, OwnerSpec)
     configure(spec.log_level, sys.stderr, spec.log_format)
     hide_unused_packages()
-    factory = runner_factory(spec)
+    factory = runner_factory(spec, importing=without_collections)
 
     def build(progress: Progress) -> Runner:
         runner = factory(progress)
@@ -92,15 +94,17 @@ def owner_of(arguments: Mapping[str, Any]) -> tuple[RunnerFactory, OwnerLimits]:
     return build, spec.limits
 
 
-def runner_factory(spec: OwnerSpec) -> RunnerFactory:
-    """Return a factory that builds the runner on the thread that calls it. The vocabulary for grammars is read beside
-    the weights, by a thread that has ended when the factory returns or raises: an interpreter that ends beside it may
-    crash."""
+def runner_factory(
+    spec: OwnerSpec, *, importing: Callable[[], AbstractContextManager[None]] = nullcontext
+) -> RunnerFactory:
+    """Return a factory that builds the runner on the thread that calls it; `importing` is entered for the imports. The
+    vocabulary for grammars is read beside the weights, by a thread that has ended when the factory returns or raises:
+    an interpreter that ends beside it may crash."""
 
     def build(progress: Progress) -> Runner:
         vocabulary = begin_vocabulary(Path(spec.folder)) if spec.structured == "auto" else None
         try:
-            return _runner(spec, vocabulary, progress)
+            return _runner(spec, vocabulary, importing, progress)
         finally:
             if vocabulary is not None:
                 vocabulary.join()
@@ -108,15 +112,21 @@ def runner_factory(spec: OwnerSpec) -> RunnerFactory:
     return build
 
 
-def _runner(spec: OwnerSpec, vocabulary: VocabularyThread | None, progress: Progress) -> Runner:
+def _runner(
+    spec: OwnerSpec,
+    vocabulary: VocabularyThread | None,
+    importing: Callable[[], AbstractContextManager[None]],
+    progress: Progress,
+) -> Runner:
     """Build the runner. BLAS is chosen before MLX is imported."""
-    from ..runner.device import blas
+    with importing():
+        from ..runner.device import blas
 
-    report = blas.prepare(spec.threads)
-    from ..runner.device.require_mlx import require_mlx
+        report = blas.prepare(spec.threads)
+        from ..runner.device.require_mlx import require_mlx
 
-    require_mlx()
-    from ..runner.build import build as build_runner
+        require_mlx()
+        from ..runner.build import build as build_runner
 
     with spelled(spec.spelling):
         return build_runner(

@@ -16,6 +16,7 @@ from ..engine.client import EngineClient
 from ..engine.supervisor import EngineState
 from ..errors import StartFailed, spelled
 from ..file_descriptors import DescriptorReserve
+from ..gc_pause import without_collections
 from ..network_exposure import Reach, check, reach_of
 from .checks import check_cheaply, require_grpc, require_installed
 from .engine import engine_for
@@ -99,8 +100,9 @@ class Server:
             return await self._run(shutdown)
 
     async def _run(self, shutdown: asyncio.Event) -> int:
-        from ..fronts.authentication import Authenticator
-        from ..telemetry import Telemetry
+        with without_collections():
+            from ..fronts.authentication import Authenticator
+            from ..telemetry import Telemetry
 
         settings = self.settings
         check(settings)
@@ -128,10 +130,11 @@ class Server:
 
     def _build(self, authenticator: Authenticator, telemetry: Telemetry) -> _Parts:
         """Make the engine, its text side and the HTTP front. Nothing is started."""
-        from ..fronts.served_models import Models, ServedModel, alias_names, model_names
-        from ..fronts.web.access_log import MalformedLog
-        from ..fronts.web.app import create_app
-        from ..fronts.web.serving import WebServer
+        with without_collections():
+            from ..fronts.served_models import Models, ServedModel, alias_names, model_names
+            from ..fronts.web.access_log import MalformedLog
+            from ..fronts.web.app import create_app
+            from ..fronts.web.serving import WebServer
 
         settings, metrics = self.settings, telemetry.metrics
         spare = DescriptorReserve()

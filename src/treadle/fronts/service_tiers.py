@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from ..errors import UnsupportedParameter
-from .authentication import Caller
+
+if TYPE_CHECKING:
+    from .authentication import Caller
 
 DEFAULT, FLEX, PRIORITY = "default", "flex", "priority"
 TIERS = ("auto", DEFAULT, FLEX, PRIORITY)

@@ -8,8 +8,7 @@ from typing import Any, cast
 from ..core.messages import Pooling
 from ..errors import InvalidRequest
 from ..fronts.embedding_items import read_item
-from ..fronts.generation.embedding import MAX_INPUTS
-from ..fronts.generation.embedding_inputs import Input, place_of
+from ..fronts.generation.embedding_inputs import MAX_INPUTS, Input, place_of
 from .images import read_message, source_of
 
 ITEM = ("text", "image", "content")

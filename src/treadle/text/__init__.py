@@ -1,6 +1,6 @@
 """Tokenizer, chat templates, incremental detokenization, stop strings. Never imports mlx.
 
-`TextModel` and `ChatTemplate` are imported on first access: the server's main process needs neither.
+`TextModel`, `ChatTemplate` and `TextPool` are imported on first access: not every process needs them.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from .check import check_text
 from .detokenizer import Detokenizer
-from .pool import TextPool
 from .stops import StopMatch, StopSet, StopStrings
 from .stream import TextDelta, TextStream, TokenEntry
 from .text_view import TextView
 
 if TYPE_CHECKING:
+    from .pool import TextPool
     from .templates import ChatTemplate
     from .tokenizer import TextModel
 
@@ -43,4 +43,8 @@ def __getattr__(name: str) -> Any:
         from .templates import ChatTemplate
 
         return ChatTemplate
+    if name == "TextPool":
+        from .pool import TextPool
+
+        return TextPool
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -16,7 +16,8 @@ from tests.support.aio import in_loop
 from tests.support.asgi import Client, post
 from tests.support.scripted import vector_of
 from treadle.core.messages import Pooling, Submit
-from treadle.fronts.generation.embedding import MAX_INPUTS, normalized
+from treadle.fronts.generation.embedding import normalized
+from treadle.fronts.generation.embedding_inputs import MAX_INPUTS
 from treadle.runner.base import RunnerBroken
 
 PATH = "/v1/embeddings"

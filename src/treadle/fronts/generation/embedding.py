@@ -34,8 +34,6 @@ from ..validate import Limits
 from .choice import together
 from .request import Registration
 
-MAX_INPUTS = 2048
-
 
 class EmbeddingInputs(Protocol):
     """The inputs of one request."""

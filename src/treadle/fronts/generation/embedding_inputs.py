@@ -17,6 +17,8 @@ from ..prepared import PreparedPrompts
 from ..text_jobs import TextJobRunner, TextParams, ids_of, text_counted, tokenize_messages
 from ..validate import Limits, check_prompt_ids, check_size
 
+MAX_INPUTS = 2048
+
 Turn = Mapping[str, Any]
 Input = str | Sequence[int] | Turn
 

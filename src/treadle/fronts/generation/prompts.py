@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
@@ -17,7 +17,6 @@ from ...text.images.prompt import images_of, without_images
 from ..answer_options import NO_OPTIONS, AnswerOptions
 from ..chat_messages import asks_to_continue, read_turns
 from ..media.parts import check_images
-from ..media.service import RequestImages
 from ..media.tokenizing import Layouts, with_images
 from ..prepared import PreparedPrompts
 from ..text_jobs import (
@@ -30,6 +29,9 @@ from ..text_jobs import (
     tokenize_text,
 )
 from ..validate import Limits, ValidatedRequest, check_prompt_ids, check_size
+
+if TYPE_CHECKING:
+    from ..media.service import RequestImages
 
 TokenIds = Sequence[int]
 

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from ...text.images import Layout
 from ...text.images.families import NO_TOWER
 from ..validate import Limits
 from .needed import NeededImage
 from .parts import check_images
-from .service import HeldImages, RequestImages
+
+if TYPE_CHECKING:
+    from .service import HeldImages, RequestImages
 
 Layouts = dict[bytes, Layout]
-ImagesOf = Callable[[], RequestImages | None]
+ImagesOf = Callable[[], "RequestImages | None"]
 """Returns what prepares the images of a request; None where none are read."""
 
 

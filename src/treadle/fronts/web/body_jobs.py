@@ -20,7 +20,6 @@ from ...text.images.prompt import ImagesNeeded
 from ...text.work.stages import PARSING
 from .. import text_jobs
 from ..media.parts import check_images
-from ..media.service import RequestImages
 from ..media.tokenizing import ImagesOf, Layouts, no_images, with_images
 from ..prepared import PreparedPrompts
 from ..strict_json import parse_json
@@ -41,7 +40,6 @@ from ..text_jobs import (
 from ..validate import HOPELESS, Limits, ValidatedRequest, check_size
 from . import token_jobs
 from .anthropic.messages import ParsedCount, ParsedMessages
-from .body import Body
 from .echo import Echo
 from .ollama.embedding_fields import OlderEmbed, OllamaEmbed
 from .ollama.requests import OllamaChat, OllamaGenerate
@@ -55,6 +53,8 @@ from .worker_limits import WorkerLimits
 
 if TYPE_CHECKING:
     from ...text import TextModel
+    from ..media.service import RequestImages
+    from .body import Body
 
 _SHAPES: tuple[Shape | type[ParsedEmbedding], ...] = (
     ParsedChat,

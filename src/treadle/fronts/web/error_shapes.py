@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from starlette.types import Scope
-
 from ...errors import ContextLengthExceeded, TreadleError
-from .access_log import request_id_of
-from .dialects import is_anthropic
 
 ErrorShape = Callable[[TreadleError], dict[str, Any]]
 
@@ -65,15 +60,3 @@ def encodable(text: str) -> str:
 def ollama_error(error: TreadleError) -> dict[str, Any]:
     """Return Ollama's error: a message alone."""
     return {"error": encodable(error.message)}
-
-
-BY_PREFIX: Mapping[str, ErrorShape] = {"/api/": ollama_error}
-"""Shapes of the paths that begin so; all others have OpenAI's, or Anthropic's where `dialects` finds that."""
-
-
-def error_shape(scope: Scope) -> ErrorShape:
-    """Return the shape of errors of the dialect that a request speaks."""
-    if is_anthropic(scope):
-        return functools.partial(anthropic_error, request_id=request_id_of(scope))
-    path = scope.get("path", "")
-    return next((shape for prefix, shape in BY_PREFIX.items() if path.startswith(prefix)), openai_error)

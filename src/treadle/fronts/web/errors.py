@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 from collections.abc import Mapping
@@ -11,9 +12,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ...errors import InvalidRequest, NotAuthenticated, RequestCancelled, TreadleError
 from ..tenants import TICKET
-from .access_log import record_error
+from .access_log import record_error, request_id_of
 from .content_coding import CODINGS, UnsupportedCoding
-from .error_shapes import error_shape
+from .dialects import is_anthropic
+from .error_shapes import ErrorShape, anthropic_error, ollama_error, openai_error
 
 log = logging.getLogger(__name__)
 
@@ -129,3 +131,15 @@ class ErrorEnvelope:
             record_error(scope, TreadleError.code)
             if not started:
                 await send_error(send, internal_error(), scope)
+
+
+BY_PREFIX: Mapping[str, ErrorShape] = {"/api/": ollama_error}
+"""Shapes of the paths that begin so; all others have OpenAI's, or Anthropic's where `dialects` finds that."""
+
+
+def error_shape(scope: Scope) -> ErrorShape:
+    """Return the shape of errors of the dialect that a request speaks."""
+    if is_anthropic(scope):
+        return functools.partial(anthropic_error, request_id=request_id_of(scope))
+    path = scope.get("path", "")
+    return next((shape for prefix, shape in BY_PREFIX.items() if path.startswith(prefix)), openai_error)

@@ -12,23 +12,23 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from ...errors import TreadleError
-from ...telemetry.access_log import RequestRecord
 from ...text import TextView
 from ...text.events import Event, Text
 from ...text.images import Layout
 from ..answer_options import AnswerOptions
-from ..authentication import Caller
 from ..generation.pieces import Piece, Usage, WholeChoice
 from ..prepared import NOTHING, Prepared, PreparedPrompts
-from ..served_models import Models, ServedModel
 from ..service_tiers import priority_of
 from ..text_jobs import Enter
 from ..validate import Limits, RawParams, ValidatedRequest
 from .echo import Echo
-from .sse import SERVER_SENT_EVENTS, Framing
+from .framing import SERVER_SENT_EVENTS, Framing
 
 if TYPE_CHECKING:
+    from ...telemetry.access_log import RequestRecord
     from ...text import TextModel
+    from ..authentication import Caller
+    from ..served_models import Models, ServedModel
 
 MAX_NAME_CHARS = 1024
 

@@ -20,8 +20,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from ...core.refusals import Refusal
 from ...errors import Busy, InvalidRequest, TreadleError
 from .access_log import PROTOCOL_ERROR, MalformedLog
-from .error_shapes import error_shape
-from .errors import headers_of, send_error
+from .errors import error_shape, headers_of, send_error
 from .listener import ConnectionSlot
 from .sse import ABORT
 from .uvicorn_cycles import DeferredClose, Http10Send

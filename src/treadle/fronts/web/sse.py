@@ -10,35 +10,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from dataclasses import dataclass
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from ...errors import ReaderStalled
 from .errors import ClientLeft
+from .framing import SERVER_SENT_EVENTS, Framing
 
 ABORT = "treadle.abort"
-
-
-@dataclass(frozen=True)
-class Framing:
-    """Form of a stream: its content type, and the bytes that keep it alive while nothing is generated (none where the
-    form has no such thing)."""
-
-    content_type: bytes
-    keep_alive: bytes
-
-    @property
-    def headers(self) -> list[tuple[bytes, bytes]]:
-        return [
-            (b"content-type", self.content_type),
-            (b"cache-control", b"no-cache"),
-            (b"x-accel-buffering", b"no"),
-        ]
-
-
-SERVER_SENT_EVENTS = Framing(b"text/event-stream; charset=utf-8", b": keep-alive\n\n")
 
 
 class AsgiResponse(Response):

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ...errors import ModelError, TreadleError
+from ...gc_pause import without_collections
 from . import limits
 from .messages import (
     HEADER,
@@ -72,7 +73,7 @@ class ForkServer:
         self._log.install()
         try:
             limits.limit_memory(self._load.memory_bytes)
-            self._model, self._jobs = self._load_model(), load_object(self._load.jobs)
+            self._model, self._jobs = self._load_model(), self._load_jobs()
             self._stage("measuring how fast this machine reads text", TOKENIZER_CPU_S)
             from ..packed_view import pack
 
@@ -100,7 +101,8 @@ class ForkServer:
             self._stage("reading the model's files", CHECK_CPU_S)
             load_object(load.check)(folder)
         write(self._sock, FolderChecked())
-        from ..tokenizer import TextModel  # a slow import; the engine's start waits for FolderChecked
+        with without_collections():
+            from ..tokenizer import TextModel  # a slow import; the engine's start waits for FolderChecked
 
         template = None if load.chat_template is None else Path(load.chat_template)
         return TextModel.load(
@@ -111,6 +113,10 @@ class ForkServer:
             reasoning_parser=load.reasoning_parser,
             stage=self._begin_stage,
         )
+
+    def _load_jobs(self) -> Any:
+        with without_collections():
+            return load_object(self._load.jobs)
 
     def _begin_stage(self, name: str, file_bytes: int) -> None:
         if name == "template":

@@ -13,14 +13,13 @@ from ...answer_options import AnswerOptions
 from ...field_checks import kind_of
 from ...generation.pieces import Usage, WholeChoice
 from ...prepared import PreparedPrompts
-from ...served_models import Models, ServedModel
 from ...text_jobs import Enter
 from ...validate import MAX_TOKENS, Limits, RawParams, ValidatedRequest, check, rename_params
 from ...value_checks import check_number, check_whole
 from ..chat_prompt import ChatPrompt
+from ..framing import Framing
 from ..parsed import MAX_NAME_CHARS, Head, ParsedRequest, StreamWriter
 from ..parsing import read
-from ..sse import Framing
 from .content import content_of
 from .models import named_model
 from .options import read_format, read_thinking
@@ -33,6 +32,7 @@ from .wire import PING, AnswerLimits, encode, end_of, message, usage_json
 
 if TYPE_CHECKING:
     from ....text import TextModel
+    from ...served_models import Models, ServedModel
 
 CACHE_MARK = "cache_control"
 SPELLINGS = {"stop": "stop_sequences"}

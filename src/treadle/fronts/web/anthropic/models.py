@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ...served_models import Models, ServedModel
+if TYPE_CHECKING:
+    from ...served_models import Models, ServedModel
 
 PREFIX = "claude-"
 """Beginning of the names for which the default model stands in: clients of Anthropic have them built in."""

@@ -14,11 +14,11 @@ from ...generation.pieces import Usage, WholeChoice
 from ...prepared import PreparedPrompts
 from ...text_jobs import Enter
 from ...validate import Limits, ValidatedRequest
+from ..framing import Framing
 from ..openai.chat import ParsedChat
 from ..openai.completions import ParsedCompletion
 from ..openai.parsed import ParsedOpenAi
 from ..parsed import MAX_NAME_CHARS, Head, ParsedRequest
-from ..sse import Framing
 from .answers import AnswerLines, encode_line, last_line, logprobs_of, parts_of
 
 if TYPE_CHECKING:

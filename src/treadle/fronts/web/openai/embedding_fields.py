@@ -18,8 +18,7 @@ from ...answer_options import NO_OPTIONS
 from ...cache_salts import check_cache_salt
 from ...chat_messages import MAX_PARTS, read_turns
 from ...embedding_items import read_item
-from ...generation.embedding import MAX_INPUTS
-from ...generation.embedding_inputs import place_of
+from ...generation.embedding_inputs import MAX_INPUTS, place_of
 from ...prepared import PreparedPrompts
 from ...text_jobs import Enter
 from ...validate import MAX_PRIORITY, Limits, check_prompt_ids
