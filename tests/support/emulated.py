@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import fcntl
 import hashlib
 import math
 import os
 import re
 import shutil
+import stat
 import subprocess
 import sys
 import tempfile
@@ -89,29 +91,64 @@ def compiler() -> str:
 
 @cache
 def _folder() -> Path:
-    """Return the folder of compiled files, removed when the process ends, with what kernels share compiled already."""
+    """Return the folder of compiled files of this compiler, these options and headers, with what kernels share compiled
+    already. All processes of a user share it, and later runs."""
+    version = subprocess.run([compiler(), "--version"], capture_output=True, text=True, check=True).stdout
+    texts = [version, _FLAGS, *(file.read_text() for file in sorted(_HEADER.parent.glob(f"{_HEADER.stem}*.[hc]*")))]
+    folder = _own_folder() / hashlib.sha256("\0".join(texts).encode()).hexdigest()[:16]
+    folder.mkdir(exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "common.o").exists():
+            _compile_shared(folder)
+    return folder
+
+
+def _own_folder() -> Path:
+    """Return a folder below the one for temporary files that no other user can write to."""
+    folder = Path(tempfile.gettempdir(), f"treadle-emulated-{os.getuid()}")
+    folder.mkdir(mode=0o700, exist_ok=True)
+    found = folder.lstat()
+    if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o022:
+        return folder
+    folder = Path(tempfile.mkdtemp(prefix="treadle-emulated-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+def _compile_shared(folder: Path) -> None:
+    """Compile the header and the functions that all kernels share; skips the test if the compiler is too old."""
     options = [compiler(), *_FLAGS.split(), "-x"]
     result = subprocess.run([*options, "c++", "-c", os.devnull, "-o", os.devnull], capture_output=True, text=True)
     if result.returncode:
         pytest.skip(f"kernels are emulated with GCC 12 and later: {result.stderr[:200]}")
-    folder = Path(tempfile.mkdtemp(prefix="treadle-emulated-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     _called(*options, "c++-header", str(_HEADER), "-o", str(folder / f"{_HEADER.name}.gch"))
-    common = str(_HEADER.with_suffix(".cc"))
-    _called(compiler(), *_COMMON.split(), "-O2", "-c", common, "-o", str(folder / "common.o"))
-    return folder
+    made = folder / f"common-{os.getpid()}.o"
+    _called(compiler(), *_COMMON.split(), "-O2", "-c", str(_HEADER.with_suffix(".cc")), "-o", str(made))
+    made.replace(folder / "common.o")
 
 
 @cache
 def _compiled(text: str) -> Callable[..., Any]:
-    source = _folder() / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.cc"
-    source.write_text(text, encoding="utf-8")
-    library = source.with_suffix(".so")
-    own = [str(source), str(source.with_name("common.o")), *_LIBRARIES, "-o", str(library)]
-    _called(compiler(), *_FLAGS.split(), "-I", str(_HEADER.parent), "-shared", *own)
+    library = _folder() / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.so"
+    if not library.exists():
+        _compile(text, library)
     run: Any = ctypes.CDLL(str(library)).run
     run.restype = ctypes.c_char_p
     return run
+
+
+def _compile(text: str, library: Path) -> None:
+    """Compile a kernel's text; other processes may do the same meanwhile."""
+    source = library.with_name(f"{library.stem}-{os.getpid()}.cc")  # beside the compiled header, where it is found
+    made = source.with_suffix(".so")
+    source.write_text(text, encoding="utf-8")
+    own = [str(source), str(library.with_name("common.o")), *_LIBRARIES, "-o", str(made)]
+    try:
+        _called(compiler(), *_FLAGS.split(), "-I", str(_HEADER.parent), "-shared", *own)
+        made.replace(library)
+    finally:
+        source.unlink()
 
 
 def _called(*command: str) -> None:

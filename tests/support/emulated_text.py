@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 _ASM = re.compile(r"\basm\b\s*(?:volatile)?\s*\(")
 _DYNAMIC = re.compile(r"extern\s+__shared__\s+__align__\((\d+)\)\s+unsigned char\s+(\w+)\[\];")
@@ -61,6 +62,7 @@ class UnknownText(Exception):
     """Source that is not translated."""
 
 
+@cache
 def translated(text: str) -> str:
     """Return the source with its inline PTX and its shared memory as C++. Raises UnknownText."""
     text = "".join(_without_asm(text))
