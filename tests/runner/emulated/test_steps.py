@@ -12,6 +12,7 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 from mlx_lm.utils import dequantize_model
+from msgspec import structs
 
 from tests.runner.backends import Driven, segment
 from tests.runner.columns import logits_of, places, sparse
@@ -36,7 +37,7 @@ def requests(dice: random.Random, count: int) -> list[Submit]:
     trunk = tuple(dice.randrange(256) for _ in range(45))
     some = []
     for i in range(count):
-        fresh = tuple(dice.randrange(256) for _ in range((1, 7, 30, 90)[i % 4]))
+        fresh = tuple(dice.randrange(256) for _ in range((1, 7, 30, 40)[i % 4]))
         prompt = trunk + fresh if i % 2 else fresh
         some.append(Submit(id=str(i), prompt=prompt, max_tokens=4, sampling=KINDS[i % 3], max_wait_s=1e9))
     return some
@@ -70,10 +71,11 @@ def test_rows_that_come_and_go_pick_what_is_likely(name: str, bits: int, kv_bits
     loop = Looped(ModelRunner(replace(model, draws=draws)), max_running=4, prefill_tokens=64)
     some = requests(random.Random(bits + kv_bits), 4)
     found = loop.run(*some)
-    again = replace_id(some[3], "again")
-    found |= loop.run(again)
-    assert loop.cached("again") >= 64
-    for request in (*some, again):
+    later = [continued(some[3], f"{count} more", *range(count)) for count in (0, 6, 20)]  # each in another tile
+    for request in later:
+        found |= loop.run(request)
+        assert loop.cached(request.id) >= 64
+    for request in (*some, *later):
         check(exact, request, found[request.id])
 
 
@@ -148,5 +150,6 @@ def _exact(module: Any) -> Any:
     return exact
 
 
-def replace_id(request: Submit, id_: str) -> Submit:
-    return Submit(id=id_, prompt=request.prompt, max_tokens=4, sampling=request.sampling, max_wait_s=1e9)
+def continued(request: Submit, id_: str, *tokens: int) -> Submit:
+    """Return the request again, with `tokens` behind its prompt."""
+    return structs.replace(request, id=id_, prompt=(*request.prompt, *tokens))
