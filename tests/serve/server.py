@@ -27,12 +27,12 @@ ENDLESS = 90_000
 """`max_tokens` of a stream that outlives its test: the models' contexts leave room for it."""
 
 
-def until(what: str, found: Callable[[], Any], within_s: float = 20.0) -> Any:
+def until(what: str, found: Callable[[], Any], within_s: float = 20.0, every_s: float = 0.02) -> Any:
     """The first true value of `found`, asked again and again within a bound."""
     end = time.monotonic() + within_s
     while not (value := found()):
         assert time.monotonic() < end, f"not within {within_s:g} s: {what}"
-        time.sleep(0.02)
+        time.sleep(every_s)
     return value
 
 
@@ -121,8 +121,8 @@ class Serve:
         return found[1]
 
     def ready(self) -> Serve:
-        """Returns once the server takes requests."""
-        self._alive("ready", self.is_ready)
+        """Returns once the server takes requests. It loads for seconds, and each question takes milliseconds of it."""
+        self._alive("ready", self.is_ready, every_s=0.1)
         return self
 
     def is_ready(self) -> bool:
@@ -160,14 +160,14 @@ class Serve:
                 asked += 1
             return self.process.poll() is not None
 
-        until("the end", ended, within_s)
+        until("the end", ended, within_s, every_s=0.1)
         return asked
 
     def childless(self, within_s: float = 5.0) -> None:
         """Asserts that no process this server started is left."""
         until("the end of the child", lambda: all(map(gone, self._children)), within_s)
 
-    def _alive(self, what: str, found: Callable[[], Any]) -> Any:
+    def _alive(self, what: str, found: Callable[[], Any], every_s: float = 0.02) -> Any:
         def look() -> Any:
             value = None
             with contextlib.suppress(httpx.TransportError):
@@ -175,7 +175,7 @@ class Serve:
             assert value or self.process.poll() is None, f"ended with {self.process.returncode}:\n{self.said}"
             return value
 
-        return until(what, look, START_S)
+        return until(what, look, START_S, every_s)
 
     # Questions -----------------------------------------------------------------------------------------------------
 
