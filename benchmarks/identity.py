@@ -5,8 +5,9 @@
 Each architecture runs on the contiguous backend in float32, some also in pages, with MLX's operations in place of
 CUDA's kernels. Batches of 8 have greedy, drawn, penalized and constrained requests, with log-probabilities, some
 without drafts. Some are preempted, and some leave, also in a step that verifies their drafts. Drafts are looked up,
-scripted with a chance of 0.6, of a draft model, or of an MTP head. One in five of the last two is changed, as tiny
-models agree with themselves, and random heads, which are never right, give the number of drafts alone.
+scripted with a chance of 0.6, of a draft model, or of an EAGLE-3 or MTP head. One in five of the last three is changed,
+as tiny models agree with themselves, and random heads, which are never right, give the number of drafts alone. Models
+with heads take turns between the architectures, so that each drafter has its share from the beginning.
 
 Where plain decoding differs from itself when it is repeated, that is told, and the batch is not compared.
 
@@ -22,12 +23,14 @@ import itertools
 import json
 import logging
 import random
+import shutil
 import sys
 import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -37,11 +40,13 @@ sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
 import mlx.core as mx  # noqa: E402
 from msgspec.structs import replace  # noqa: E402
+from tests.runner.drafting.eagles import make_target, with_eagle  # noqa: E402
 from tests.runner.family_paths import every_path  # noqa: E402
 from tests.runner.speculated import Row, Speculated  # noqa: E402
 from tests.runner.speculation_requests import has_grammars, made, mixed  # noqa: E402
 from tests.support.architectures import ARCHITECTURES, config_of  # noqa: E402
-from tests.support.mtp_models import FAMILIES as HEADED  # noqa: E402
+from tests.support.eagle_models import make_eagle  # noqa: E402
+from tests.support.mtp_models import FAMILIES as WITH_MTP  # noqa: E402
 from tests.support.mtp_models import make_headed  # noqa: E402
 from tests.support.scripted_drafter import ScriptedDrafter  # noqa: E402
 from tests.support.tiny import make_tiny  # noqa: E402
@@ -52,6 +57,7 @@ from treadle.runner import step_sampler  # noqa: E402
 from treadle.runner.drafting.head import HeadDrafter  # noqa: E402
 from treadle.runner.drafting.lookup import LookupDrafter  # noqa: E402
 from treadle.runner.drafting.model import ModelDrafter  # noqa: E402
+from treadle.runner.loading.headed import HeadedModel  # noqa: E402
 from treadle.runner.loading.loader import load  # noqa: E402
 from treadle.runner.loading.model import LoadedModel  # noqa: E402
 from treadle.runner.loading.mtp import load_head  # noqa: E402
@@ -63,6 +69,29 @@ LONGER, MOST = 12, 400
 """Times the tokens of the tests' requests, and the most: some tiny models have 512 positions."""
 PAGED = 8
 """One architecture in so many is also tried in pages, whose operations take long on a CPU."""
+BETWEEN_HEADS = 4
+"""Architectures from one model with a head to the next."""
+WITH_EAGLE = (
+    "llama",
+    "qwen3",
+    "qwen3_moe",
+    "gpt_oss",
+    "gemma3_text",
+    "cohere2",
+    "phi3",
+    "mixtral",
+    "glm4_moe",
+    "deepseek_v3",
+    "qwen3_next",
+    "nemotron_h",
+    "lfm2",
+)
+HEADS: tuple[dict[str, Any], ...] = (
+    {"layout": "original"},
+    {"layers": 2, "norm_before_residual": True, "norm_before_fc": True},
+    {"norm_before_residual": True},
+)
+"""EAGLE-3 heads, of layouts and layers of each kind."""
 CHANGED = 0.2
 GAP_TOP = 20
 NOISES = (1e-6, 1e-5, 1e-4, 1e-3)
@@ -122,7 +151,7 @@ class Changed:
 Make = Callable[[dict[str, list[int]], int], Any]
 
 
-def drafters(model: LoadedModel, small: LoadedModel, headed: Any | None) -> dict[str, Make]:
+def drafters(model: LoadedModel, small: LoadedModel, headed: HeadedModel | None) -> dict[str, Make]:
     """Ways to make a drafter of plain answers and a seed, by name."""
 
     def draft(answers: dict[str, list[int]], seed: int) -> Any:
@@ -137,7 +166,7 @@ def drafters(model: LoadedModel, small: LoadedModel, headed: Any | None) -> dict
         "draft": draft,
     }
     if headed is not None:
-        found["mtp"] = lambda answers, seed: Changed(HeadDrafter(headed), seed, answers)
+        found[headed.kind.drafter] = lambda answers, seed: Changed(HeadDrafter(headed), seed, answers)
     return found
 
 
@@ -263,20 +292,42 @@ def held(runner: ModelRunner, drafter: Any) -> str:
     return f"{own} bytes, {rows} rows and {of_drafts} rows of drafts are held" if own or rows or of_drafts else ""
 
 
-def models(names: Sequence[str], seed: int, folder: Path) -> Iterator[tuple[str, LoadedModel, Any | None]]:
-    """Models of all architectures, and those with an MTP head, with new weights for each seed."""
+def models(
+    names: Sequence[str], seed: int, heads: Iterator[tuple[str, HeadedModel]]
+) -> Iterator[tuple[str, LoadedModel, HeadedModel | None]]:
+    """Models of all architectures, with new weights for each seed, and between them those with `heads`."""
     for i, name in enumerate(names):
+        if i % BETWEEN_HEADS == 0:
+            for where, headed in itertools.islice(heads, 1):
+                yield where, headed.target, headed
         try:
             for path, model in every_path(config_of(name, vocab_size=264)):
                 if "paged" not in path or (i + seed) % PAGED == 0:
                     yield f"{name}, {path}", model, None
         except (Exception, SystemExit) as error:  # mlx-lm's module of a model may end the process
             print(f"{name} is left out: {type(error).__name__}: {str(error)[:100]}", flush=True)
-    for name in HEADED:
-        if name in names:
-            made_at = make_headed(folder / f"{name}-{seed}", name, seed=seed)
-            headed = load_head(load(made_at, **OPTIONS), made_at, OPTIONS)
-            yield f"{name} with head", headed.target, headed
+
+
+def with_heads(names: Sequence[str], seed: int, folder: Path) -> Iterator[tuple[str, HeadedModel]]:
+    """Models with an EAGLE-3 head and with an MTP head by turns, without end, with new weights for each."""
+    eagles = [partial(eagle_headed, name) for name in WITH_EAGLE if name in names]
+    mtps = [partial(mtp_headed, name) for name in WITH_MTP if name in names]
+    kinds = [itertools.cycle(makes) for makes in (eagles, mtps) if makes]
+    for turn in itertools.count(seed) if kinds else ():
+        where, headed = next(kinds[turn % len(kinds)])(turn, folder / f"{turn}")
+        yield where, headed
+        shutil.rmtree(folder / f"{turn}")
+
+
+def eagle_headed(name: str, seed: int, folder: Path) -> tuple[str, HeadedModel]:
+    kind = HEADS[seed % len(HEADS)]
+    target = load(make_target(folder / "target", name, seed=seed), **OPTIONS)
+    return f"{name} with EAGLE-3 head", with_eagle(target, make_eagle(folder / "head", seed=seed, **kind))
+
+
+def mtp_headed(name: str, seed: int, folder: Path) -> tuple[str, HeadedModel]:
+    made_at = make_headed(folder, name, seed=seed)
+    return f"{name} with MTP head", load_head(load(made_at, **OPTIONS), made_at, OPTIONS)
 
 
 def all_compared(options: argparse.Namespace, folder: Path) -> dict[str, Found]:
@@ -285,18 +336,32 @@ def all_compared(options: argparse.Namespace, folder: Path) -> dict[str, Found]:
         dict[str, Found](),
         itertools.count(options.seed),
     )
+    names = options.architectures or list(ARCHITECTURES)
+    heads = with_heads(names, options.seed, folder)
     reported = 0
     for round_ in itertools.count(options.seed):
-        for where, model, headed in models(options.architectures or list(ARCHITECTURES), round_, folder):
+        for where, model, headed in models(names, round_, heads):
             compare(where, model, drafters(model, small, headed), next(seeds), found)
             total = sum(one.tokens for one in found.values())
             if total - reported > options.tokens / 50:
                 reported = total
                 save(options, found)
-                print(f"{total:,} tokens after {time.process_time():.0f} s", flush=True)
+                print(f"\n{total:,} tokens after {time.process_time():.0f} s, {where}\n{table(found)}", flush=True)
             if total >= options.tokens:
                 return found
     raise AssertionError
+
+
+def table(found: dict[str, Found]) -> str:
+    rows = [
+        "| drafter | rows | tokens | accepted of drafted | differences | of these ties |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, one in found.items():
+        ties = sum(difference.is_tie for difference in one.differences)
+        shown = f"{one.accepted:,} of {one.drafted:,} | {len(one.differences)} | {ties}"
+        rows.append(f"| {name} | {one.rows:,} | {one.tokens:,} | {shown} |")
+    return "\n".join(rows)
 
 
 def save(options: argparse.Namespace, found: dict[str, Found]) -> None:
@@ -316,11 +381,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         found = all_compared(options, Path(folder))
     save(options, found)
-    print("| drafter | rows | tokens | accepted of drafted | differences | of these ties |\n|---|---|---|---|---|---|")
-    for name, one in found.items():
-        ties = sum(difference.is_tie for difference in one.differences)
-        shown = f"{one.accepted:,} of {one.drafted:,} | {len(one.differences)} | {ties}"
-        print(f"| {name} | {one.rows:,} | {one.tokens:,} | {shown} |")
+    print(table(found))
 
 
 if __name__ == "__main__":

@@ -24,11 +24,11 @@ from treadle.runner.loading.loader import load
 from treadle.runner.loading.model import LoadedModel
 
 
-def make_target(folder: Path, family: str, *, without_layers: bool = False) -> Path:
+def make_target(folder: Path, family: str, *, without_layers: bool = False, seed: int = 0) -> Path:
     """Write a random model of four layers, which add nothing where it is to be `without_layers`; return its folder."""
     folder.mkdir(parents=True, exist_ok=True)
     config = {**ARCHITECTURES[family], "model_type": family, "num_hidden_layers": 4, "vocab_size": VOCABULARY}
-    weights = random_tensors(config, 0)
+    weights = random_tensors(config, seed)
     if without_layers:
         adding = ("o_proj.weight", "down_proj.weight")
         weights = {name: value * (not name.endswith(adding)) for name, value in weights.items()}
