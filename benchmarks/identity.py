@@ -7,7 +7,8 @@ CUDA's kernels. Batches of 8 have greedy, drawn, penalized and constrained reque
 without drafts. Some are preempted, and some leave, also in a step that verifies their drafts. Drafts are looked up,
 scripted with a chance of 0.6, of a draft model, or of an EAGLE-3 or MTP head. One in five of the last three is changed,
 as tiny models agree with themselves, and random heads, which are never right, give the number of drafts alone. Models
-with heads take turns between the architectures, so that each drafter has its share from the beginning.
+with a head of each kind come before every architecture, and these in an order of the seed: a run that is stopped early
+has tokens of each drafter, and of any architecture.
 
 Where plain decoding differs from itself when it is repeated, that is told, and the batch is not compared.
 
@@ -69,8 +70,6 @@ LONGER, MOST = 12, 400
 """Times the tokens of the tests' requests, and the most: some tiny models have 512 positions."""
 PAGED = 8
 """One architecture in so many is also tried in pages, whose operations take long on a CPU."""
-BETWEEN_HEADS = 4
-"""Architectures from one model with a head to the next."""
 WITH_EAGLE = (
     "llama",
     "qwen3",
@@ -152,7 +151,9 @@ Make = Callable[[dict[str, list[int]], int], Any]
 
 
 def drafters(model: LoadedModel, small: LoadedModel, headed: HeadedModel | None) -> dict[str, Make]:
-    """Ways to make a drafter of plain answers and a seed, by name."""
+    """Ways to make a drafter of plain answers and a seed, by name. A model with a head has that alone."""
+    if headed is not None:
+        return {headed.kind.drafter: lambda answers, seed: Changed(HeadDrafter(headed), seed, answers)}
 
     def draft(answers: dict[str, list[int]], seed: int) -> Any:
         try:
@@ -160,14 +161,11 @@ def drafters(model: LoadedModel, small: LoadedModel, headed: HeadedModel | None)
         except ModelError:  # states that can't be cut
             return Changed(ModelDrafter(small, model.vocabulary), seed)
 
-    found: dict[str, Make] = {
+    return {
         "lookup": lambda answers, seed: LookupDrafter(draft_tokens=8),
         "scripted": lambda answers, seed: ScriptedDrafter(answers, 0.6, seed),
         "draft": draft,
     }
-    if headed is not None:
-        found[headed.kind.drafter] = lambda answers, seed: Changed(HeadDrafter(headed), seed, answers)
-    return found
 
 
 def batch(model: LoadedModel, seed: int) -> list[Submit]:
@@ -295,11 +293,10 @@ def held(runner: ModelRunner, drafter: Any) -> str:
 def models(
     names: Sequence[str], seed: int, heads: Iterator[tuple[str, HeadedModel]]
 ) -> Iterator[tuple[str, LoadedModel, HeadedModel | None]]:
-    """Models of all architectures, with new weights for each seed, and between them those with `heads`."""
-    for i, name in enumerate(names):
-        if i % BETWEEN_HEADS == 0:
-            for where, headed in itertools.islice(heads, 1):
-                yield where, headed.target, headed
+    """Models of all architectures, with new weights for each seed, and before each two of those with `heads`."""
+    for i, name in enumerate(random.Random(seed).sample(names, len(names))):
+        for where, headed in itertools.islice(heads, 2):
+            yield where, headed.target, headed
         try:
             for path, model in every_path(config_of(name, vocab_size=264)):
                 if "paged" not in path or (i + seed) % PAGED == 0:
