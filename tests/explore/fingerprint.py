@@ -40,6 +40,7 @@ LEFT_OUT: dict[str, tuple[str, ...]] = {
     "Supervisor": ("load_s",),
     "Scheduler": ("_prefill_budget", "_counters"),
     "PlanBuilder": ("_prefill_budget", "_counters"),
+    "StepAccounting": ("_prefill_budget", "_counters"),
     "EngineLoop": ("_step", "_memory", "_clock", "_beat"),
     "Pending": ("wait_s",),
     "Output": ("wait_s",),

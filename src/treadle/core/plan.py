@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import msgspec
 
@@ -107,6 +107,12 @@ class StepPlan(msgspec.Struct, frozen=True):
         admitted = (admit.request.id for admit in self.admit)
         chunks = (item.id for items in (self.encode, self.prefill, self.score, self.decode) for item in items)
         return dict.fromkeys((*admitted, *chunks))
+
+    @property
+    def computed(self) -> Iterator[tuple[str, int]]:
+        """The id of each sequence that joins or has a chunk, with the number of its tokens that are computed then."""
+        yield from ((admit.request.id, admit.cached_tokens) for admit in self.admit)
+        yield from ((chunk.id, chunk.start + chunk.count) for chunk in self.prefill)
 
     @property
     def verifies(self) -> bool:

@@ -24,20 +24,20 @@ from collections.abc import Iterable, Iterator
 
 from msgspec.structs import replace
 
+from .arrivals import refusal_of
 from .block_budget import BlockBudget, OptimisticAdmission, TokenReservations
 from .chunk_limits import Work
 from .draft_budget import DraftBudget
 from .early_cancels import EarlyCancels
 from .encodings import IMAGE_LIMITS, Encodings, HasFeatures, no_features
-from .finishes import cancelled, failed, too_big
+from .finishes import cancelled, failed
 from .grammar_state import GrammarLookup, no_grammars
 from .grammar_wait import GrammarWait
-from .image import fault_of_images
 from .inflight_step import InFlightStep
 from .integrity import check, check_books
 from .messages import Cancel, Finish, FinishReason, Output, Submit
 from .outputs import Outputs
-from .plan import RowTokens, StepPlan, StepResult
+from .plan import StepPlan, StepResult
 from .plan_builder import MatchPrefix, PlanBuilder, no_prefix
 from .preemption import decode_demand, select_victims
 from .prefill_budget import PrefillBudget
@@ -47,8 +47,9 @@ from .scheduler_limits import SchedulerLimits as SchedulerLimits
 from .sequence import Sequence
 from .spec_prefill import MatchScored, SpecPrefill, not_scored
 from .speculation import Speculation
-from .states import Event, State
+from .states import Event
 from .statistics import EngineStatistics, RunnerStatistics
+from .step_accounting import StepAccounting
 from .step_times import Charge
 
 MIN_SHARED_TOKENS = 64  # of a prompt: fewer are computed again sooner than waited for
@@ -91,6 +92,14 @@ class Scheduler:
         self._counters = SchedulerCounters()
         self._speculation = Speculation(drafts, lookahead=limits.lookahead, resolved=limits.drafts_resolved)
         self._encodings = Encodings(limits.vision, features)
+        self._accounting = StepAccounting(
+            self._outputs,
+            self._counters,
+            self._prefill_budget,
+            self._spec_prefill,
+            self._speculation,
+            self._encodings,
+        )
         self._plan_builder = PlanBuilder(
             match,
             self._prefill_budget,
@@ -116,23 +125,11 @@ class Scheduler:
         self._queue.add(seq)
         if (early := self._early_cancels.submitted(seq.id, now)) is not None:
             self._end(seq, cancelled(early))
-        elif not request.prompt:
-            self._end(seq, failed("invalid_request", "the prompt is empty: send at least one token"))
-        elif request.pooling is not None and request.max_tokens:
-            self._end(seq, failed("invalid_request", "a pooled sequence generates nothing: max_tokens must be 0"))
-        elif request.images and (fault := self._fault_of_images(request)):
-            self._end(seq, failed("invalid_request", fault))
-        elif 0 < self.limits.capacity < seq.max_num_tokens:
-            self._end(seq, too_big(seq, self.limits.capacity))
+        elif (refusal := refusal_of(seq, self.limits)) is not None:
+            self._end(seq, refusal)
         else:
             self._spec_prefill.arrived(seq)
             self._grammar_wait.enqueue(seq)
-
-    def _fault_of_images(self, request: Submit) -> str:
-        if not self.limits.vision.layers:
-            return "this model takes no images"
-        most = self.limits.prefill_tokens if self.limits.vision.whole else 0
-        return fault_of_images(request.images, len(request.prompt), most)
 
     def cancel(self, message: Cancel, now: float) -> None:
         """Cancel a sequence. Idempotent; an unknown id is remembered for EARLY_CANCEL_S, an ended one ignored."""
@@ -193,7 +190,7 @@ class Scheduler:
             return self.flush()
         step = self._in_flight.popleft()
         check(step.plan is plan, "plans are applied in their order")
-        self._record_times(step, result)
+        self._accounting.times(step, result, self._in_flight[0].charge if self._in_flight else None)
         for id_ in result.evicted:
             self._recompute(id_, (step, *self._in_flight))
         for failure in result.failures:
@@ -201,7 +198,7 @@ class Scheduler:
                 self._end(seq, failed(failure.code, failure.message))
         for scores in result.scores:
             if (seq := step.sequences[scores.id]).live:
-                self._outputs.of(seq).prompt_logprobs += seq.unreported_scores(scores.logprobs)
+                self._accounting.scored(seq, scores)
         for kept in result.kept:
             if (scored := step.sequences.get(kept.id)) is not None and scored.live:
                 self._spec_prefill.settle(scored, kept, self._running.values())
@@ -211,16 +208,15 @@ class Scheduler:
         for trial in result.trials:
             if (tried := step.sequences.get(trial.id)) is not None and tried.live:
                 self._speculation.tried(tried, trial.match, trial.drafted, trial.accepted)
-        for admit in plan.admit:
-            self._commit_prefill(step.sequences.get(admit.request.id), admit.cached_tokens)
-        for chunk in plan.prefill:
-            self._commit_prefill(step.sequences.get(chunk.id), chunk.start + chunk.count)
-        gained = {row.id: row for row in result.rows}
         sequence = step.sequences.get
+        for id_, count in plan.computed:
+            if (seq := sequence(id_)) is not None and seq.live:
+                self._end_if(seq, self._accounting.prefilled(seq, count))
+        gained = {row.id: row for row in result.rows}
         for decode in plan.decode:
             if (seq := sequence(decode.id)) is not None and seq.live:
                 check(decode.id in gained, "a sequence that decodes gains or fails")
-                self._gain(seq, decode.drafts, gained[decode.id])
+                self._end_if(seq, self._accounting.decoded(seq, decode.drafts, gained[decode.id]))
         return self.flush()
 
     def recover(self, plan: StepPlan, message: str) -> tuple[Output, ...]:
@@ -370,6 +366,10 @@ class Scheduler:
             self._counters.preempted += 1
         return bool(seqs)
 
+    def _end_if(self, seq: Sequence, finish: Finish | None) -> None:
+        if finish is not None:
+            self._end(seq, finish)
+
     def _end(self, seq: Sequence, finish: Finish) -> None:
         seq.on(Event.END)
         self._outputs.of(seq).finish = finish
@@ -409,57 +409,3 @@ class Scheduler:
             self._rewind(seq)
         else:
             self._preempt([seq], seq.arrived)  # it waits until its grammar is compiled again
-
-    # Results -----------------------------------------------------------------------------------------------------
-
-    def _record_times(self, step: InFlightStep, result: StepResult) -> None:
-        prefill_s, decode_s = self._prefill_budget.observe(
-            step.charge,
-            prefill_s=result.prefill_s,
-            decode_s=result.decode_s,
-            mixed_s=result.mixed_s,
-            following=self._in_flight[0].charge if self._in_flight else None,
-        )
-        match step.charge.work:
-            case Work.PROMPTS:
-                self._counters.prefill_s += prefill_s
-            case Work.IMAGES:
-                self._encodings.encode_s += prefill_s
-            case _:
-                self._spec_prefill.scoring_s += prefill_s
-        self._counters.decode_s += decode_s
-        self._speculation.looked(len(step.plan.decode), result.proposing_s)
-
-    def _commit_prefill(self, seq: Sequence | None, count: int) -> None:
-        """Settle that the first `count` tokens of `seq` are computed."""
-        if seq is None or not seq.live:
-            return
-        seq.committed_tokens = count
-        if seq.state is State.PREFILL:
-            reached = count if seq.sparse is None else seq.sparse.reached(count)
-            self._outputs.of(seq).prompt_done = min(reached, len(seq.request.prompt))
-        if seq.request.max_tokens == 0 and count == seq.prefill_tokens:
-            check(seq.request.pooling is None, "a sequence that is pooled gains its vector with its last chunk")
-            self._end(seq, Finish(reason=FinishReason.LENGTH))
-
-    def _gain(self, seq: Sequence, drafts: int, gained: RowTokens) -> None:
-        match = seq.match
-        count, finish = seq.settle_decode(drafts, gained)
-        if count == 0:
-            return
-        out = self._outputs.of(seq)
-        if gained.drafted:
-            accepted = min(count, len(gained.tokens) - gained.forced) - 1
-            self._speculation.verified(seq, match, gained.drafted, accepted, ended=finish is not None)
-            out.drafted += gained.drafted
-            out.accepted += accepted
-        if seq.state is State.PREFILL:
-            seq.on(Event.PROMPT_DONE)
-            self._counters.prompt_tokens += 1  # the last one was fed as a decode row
-            out.prompt_done = len(seq.request.prompt)
-        self._counters.completion_tokens += count
-        self._counters.forced_tokens += max(0, count + gained.forced - len(gained.tokens))
-        out.tokens += gained.tokens[:count]
-        out.logprobs += gained.logprobs[:count]
-        if finish is not None:
-            self._end(seq, finish)
