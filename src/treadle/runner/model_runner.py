@@ -16,13 +16,12 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 import mlx.core as mx
-from msgspec.structs import replace
 
 from ..core.capabilities import Capabilities, SpecPrefillCapabilities
 from ..core.grammar_state import NO_GRAMMARS, GrammarStatus
 from ..core.image import keyed
 from ..core.messages import BlockEvent, Constraint, Submit
-from ..core.plan import Admit, DecodeRow, DraftTrial, PrefillChunk, RowScores, StepPlan, StepResult
+from ..core.plan import Admit, DraftTrial, RowScores, StepPlan, StepResult
 from ..core.statistics import RunnerStatistics, ScorerStatistics
 from ..grammar.compiler import GrammarCompiler
 from .admission import Admission
@@ -32,7 +31,6 @@ from .device import memory
 from .device.owner_thread import OutOfMemory, OwnerThread, leave_thread, mlx_runtime
 from .device.staging import Staging, direct
 from .drafting.drafter import Drafter
-from .forward.segments import RowSegment
 from .image_support import no_images, up_to_images, with_images
 from .kv.backend import WarmLimits
 from .loading.model import LoadedModel, build_backend
@@ -41,11 +39,11 @@ from .loading.warm_images import warm_up_images
 from .loading.warmup import warm_up, warm_up_pooling
 from .scoring.scorer import Scorer
 from .settler import Settler
-from .step import RunningRow, Step, segment_of
-from .step_images import encode_images
+from .step import RunningRow, Step
+from .step_builder import StepBuilder
 from .step_sampler import StepSampler
 from .verification import Speculation, Verified
-from .vision.encoder import ImageEncoder, Stale
+from .vision.encoder import ImageEncoder
 
 _log = logging.getLogger(__name__)
 
@@ -75,11 +73,19 @@ class ModelRunner:
         self._rows: dict[str, RunningRow] = {}  # the registry of live sequences
         self._backend = build_backend(model, self._rows, clock)
         self._images = ImageEncoder(model.vision, no_images(model, self._backend))
-        self._admission = Admission(model, self._backend, self._rows, self._grammars, self._images)
         self._put = Staging().put if model.staged else direct
         self._sampler = StepSampler(model, self._put, self._backend)
         self._speculation = Speculation(drafter, self._backend, model.vocabulary)
         self._scorer = scorer
+        self._builder = StepBuilder(
+            self._rows,
+            self._backend,
+            Admission(model, self._backend, self._rows, self._grammars, self._images),
+            self._speculation,
+            self._images,
+            forget=self._forget,
+            least_forced=self._least_forced,
+        )
         self._settler = Settler(self._backend, self._speculation)
         budget = model.kv_budget_bytes + model.draft_budget_bytes
         self._pool = memory.free_pool(model.device, budget, model.max_running * model.vocabulary)
@@ -181,10 +187,11 @@ class ModelRunner:
         assert len(self._started) <= self._backend.lookahead <= 1, "one step at most runs ahead"
         assert not (self._started and self._started[-1].drafts), "drafts are verified in lock-step"
         self._before_step()
-        step = self._step(plan)
+        before = self._started[-1] if self._started else None
+        step = self._builder.build(plan, self._clock(), before)
         self._started.append(step)
         try:
-            self._launch(step, self._started[-2] if len(self._started) > 1 else None)
+            self._launch(step, before)
             if plan.score and self._scorer is not None:
                 scored = [(self._rows[chunk.id], chunk) for chunk in plan.score if chunk.id in self._rows]
                 step.scoring = self._scorer.start(scored)
@@ -290,8 +297,8 @@ class ModelRunner:
             self._scorer.close()
         self._backend.close()
         self._rows.clear()
-        del self._model, self._backend, self._sampler, self._speculation, self._settler, self._admission, self._images
-        del self._scorer
+        del self._model, self._backend, self._sampler, self._speculation, self._settler, self._images, self._scorer
+        del self._builder
         memory.give_back()
         leave_thread()
 
@@ -306,77 +313,6 @@ class ModelRunner:
         return {"released_bytes": memory.give_back()}
 
     # Starting ------------------------------------------------------------------------------------------------------
-
-    def _step(self, plan: StepPlan) -> Step:
-        step = Step(began=self._clock(), segments=[], rows={}, decodes=[], failed={}, propose=plan.propose)
-        step.observed = self._speculation.observes(plan)
-        if plan.admit:
-            for admit in plan.admit:
-                self._forget(admit.request.id)
-            self._admission.admit(plan.admit, step)
-        if plan.verifies:
-            assert not self._started, "drafts are verified in lock-step"
-            step.drafts = self._speculation.draft(self._rows, plan.decode, self._least_forced(len(plan.decode)))
-        if plan.encode:
-            for row in encode_images(step, plan.encode, self._rows, self._images):
-                self._evict(step, row)
-        failed, evicted = step.failed, step.evicted
-        before = {decode.id: i for i, decode in enumerate(self._started[-1].decodes)} if self._started else {}
-        decoding = {decode.id: decode for decode in plan.decode}
-        for chunk in plan.prefill:
-            decode = decoding.pop(chunk.id, None)
-            if chunk.id not in failed and chunk.id not in evicted:
-                self._add_row(step, chunk.id, chunk, decode, before)
-        for id_, decode in decoding.items():
-            if id_ not in failed and id_ not in evicted:
-                self._add_row(step, id_, None, decode, before)
-        step.decodes = [decode for decode in plan.decode if decode.id in step.rows]
-        return step
-
-    def _add_row(
-        self, step: Step, id_: str, chunk: PrefillChunk | None, decode: DecodeRow | None, before: Mapping[str, int]
-    ) -> None:
-        """Add the segment that a row computes to the step, or the reason why it can't."""
-        row = self._rows.get(id_)
-        if row is None:
-            step.failed[id_] = "the runner holds no cache for this request"
-            return
-        segment = segment_of(row, chunk, decode, before)
-        if chunk is not None:
-            segment = self._chunk(step, row, chunk, segment)
-        if row.again or step.drafts:
-            segment = self._speculation.extended(segment, row, step.drafts.get(id_))
-        try:
-            segment = self._images.columns(row.images, segment)
-        except Stale:
-            self._evict(step, row)
-            return
-        except ValueError as error:
-            step.failed[id_] = str(error)
-            return
-        if step.observed and row.request.speculate and row.pool is None:
-            segment = replace(segment, hidden=len(segment.tokens), observed=True)
-        row.cached = segment.end
-        step.segments.append(segment)
-        step.rows[id_] = row
-
-    def _evict(self, step: Step, row: RunningRow) -> None:
-        """Forget a row that lacks what was computed of an image, so that it is admitted again."""
-        step.evicted.add(row.id)
-        step.rows.pop(row.id, None)
-        del self._rows[row.id]
-        self._images.release(row.images)
-        self._backend.invalidate([row])
-
-    def _chunk(self, step: Step, row: RunningRow, chunk: PrefillChunk, segment: RowSegment) -> RowSegment:
-        """Return the segment of a chunk, with the hidden states that its row needs."""
-        if chunk.checkpoints:
-            self._backend.checkpoint(row, chunk.checkpoints)
-        if row.pool is None:
-            return segment
-        segment = replace(segment, hidden=row.pool.needed(segment.start, segment.end))
-        step.pooled.append(segment)
-        return segment
 
     def _invalidate(self, step: Step) -> None:
         """Invalidate the sequences of a step that failed, except those released since, whatever their ids mean now."""
