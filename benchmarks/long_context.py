@@ -27,6 +27,7 @@ from urllib.parse import urlsplit
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
+from benchmarks.arguments import add_long_prompts  # noqa: E402
 from benchmarks.client import Reply, Target  # noqa: E402
 
 from treadle.bench.lorem import text  # noqa: E402
@@ -146,11 +147,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--url", default="http://127.0.0.1:8000")
     parser.add_argument("--model", default="demo")
-    parser.add_argument("--tokens", type=int, nargs="*", default=[16_384, 65_536, 131_072])
     parser.add_argument("--answer", type=int, default=64, help="tokens of each answer")
-    parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", type=Path)
+    add_long_prompts(parser, rounds=1)
     sys.exit(asyncio.run(run(parser.parse_args())))
 
 

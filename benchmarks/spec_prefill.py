@@ -27,6 +27,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
+from benchmarks.arguments import add_long_prompts, add_model, gib, shape_config  # noqa: E402
+
 ALONE_S = 1.0
 DECODER_PROMPT = 128
 LEAST = 512
@@ -180,10 +182,8 @@ def _longest(all_times: list[list[float]], low: float, high: float) -> float:
 def made(options: argparse.Namespace, changed: dict[str, Any], memory: int, rows: int) -> Any:
     """A model of the shape with random weights, whose context holds the longest prompt."""
     from benchmarks.gpu.families_steps import load_made, make
-    from benchmarks.gpu.family_shapes import config_of
 
-    config = config_of(options.family, small=options.small)
-    config |= {"max_position_embeddings": max(options.tokens) + 4096, **options.config, **changed}
+    config = {**shape_config(options, max_position_embeddings=max(options.tokens) + 4096), **changed}
     module, config = make(config, options.bits)
     return load_made(module, config, memory, rows)
 
@@ -220,25 +220,16 @@ def table(bench: Bench, options: argparse.Namespace, began: float) -> None:
 
 
 def main() -> None:
-    gib = lambda text: int(float(text) * 2**30)  # noqa: E731
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", nargs="?", metavar="MODEL", help="a model folder")
+    add_model(parser, memory="32")
     parser.add_argument("scorer", nargs="?", metavar="SCORER", help="the folder of a smaller one with the same tokens")
-    parser.add_argument("--family", help="a shape of gpu/family_shapes.py, with random weights")
-    parser.add_argument("--bits", default="16")
-    parser.add_argument("--config", type=json.loads, default={}, help="JSON of fields that replace the shape's")
-    parser.add_argument("--scorer-config", type=json.loads, default={}, help="the same of the scorer, beside those")
-    parser.add_argument("--small", action="store_true", help="small models of the shape, for a CPU")
-    parser.add_argument("--tokens", type=int, nargs="*", default=[16384, 65536, 131072])
+    parser.add_argument("--scorer-config", type=json.loads, default={}, help="JSON of the scorer's, beside --config")
+    add_long_prompts(parser, rounds=2)
     parser.add_argument("--keep", type=float, default=0.2)
     parser.add_argument("--beside", type=int, nargs="*", default=[0, 4], help="decoders")
-    parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--prefill-tokens", type=int, default=2048)
-    parser.add_argument("--memory", type=gib, default=gib("32"), help="GiB for the model's cache")
     parser.add_argument("--scorer-memory", type=gib, default=gib("20"), help="GiB for the scorer's cache")
     parser.add_argument("--limit", type=float, default=0.0, help="seconds after which no cell begins (0: none)")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     if (options.scorer is None) == (options.family is None):
         parser.error("name two model folders, or a shape with --family")

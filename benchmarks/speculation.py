@@ -33,6 +33,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
+from benchmarks.arguments import add_model, shape_config  # noqa: E402
+
 PREFILL_TOKENS = 2048
 PASSAGE = 24
 CIRCLE = 48  # tokens
@@ -364,10 +366,9 @@ def load_model(options: argparse.Namespace) -> Any:
 
         return load(Path(options.model), memory=options.memory, max_running=max(options.rows))
     from benchmarks.gpu.families_steps import load_made, make
-    from benchmarks.gpu.family_shapes import COMMON, config_of
+    from benchmarks.gpu.family_shapes import COMMON
 
-    config = {**COMMON, **HEADED} if options.mtp else config_of(options.family, small=options.small)
-    config |= options.config
+    config = {**COMMON, **HEADED, **options.config} if options.mtp else shape_config(options)
     if options.sure:
         config["tie_word_embeddings"] = False
     module, options.made = make(config, options.bits)
@@ -378,11 +379,7 @@ def load_model(options: argparse.Namespace) -> Any:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", nargs="?", metavar="MODEL", help="a model folder")
-    parser.add_argument("--family", help="a shape of gpu/family_shapes.py, with random weights")
-    parser.add_argument("--bits", default="16")
-    parser.add_argument("--config", type=json.loads, default={}, help="JSON of fields that replace the shape's")
-    parser.add_argument("--small", action="store_true", help="a small model of the shape, for a CPU")
+    add_model(parser, memory="4")
     parser.add_argument("--rows", type=int, nargs="*", default=[1, 4, 32])
     parser.add_argument("--acceptance", nargs="*", default=["0", "0.3", "0.6", "0.9", "1"])
     parser.add_argument("--lookup", nargs="*", choices=["repeating", "random"], default=[])
@@ -393,9 +390,6 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=256)
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument(
-        "--memory", type=lambda text: int(float(text) * 2**30), default=4 * 2**30, help="GiB for caches"
-    )
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     if sum([options.model is not None, options.family is not None, options.mtp]) != 1:

@@ -25,6 +25,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
+from benchmarks.arguments import gib  # noqa: E402
 from benchmarks.gpu.families_steps import load_made, make  # noqa: E402
 from benchmarks.gpu.family_shapes import SHAPES, config_of  # noqa: E402
 from benchmarks.step_trace import table  # noqa: E402
@@ -115,9 +116,7 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=8192)
     parser.add_argument("--tokens", type=int, default=600, help="of each decoding sequence, from when the prompt joins")
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument(
-        "--memory", type=lambda text: int(float(text) * 2**30), default=4 * 2**30, help="GiB for caches"
-    )
+    parser.add_argument("--memory", type=gib, default=gib("4"), help="GiB for caches")
     parser.add_argument("--small", action="store_true", help="a small model of the shape, for a CPU")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
