@@ -83,13 +83,10 @@ class Bench:
     def __post_init__(self) -> None:
         from treadle.engine.loop import EngineLoop
         from treadle.engine.mailbox import Mailbox
-        from treadle.engine.owner import OwnerLimits, scheduler_for
+        from treadle.engine.owner import OwnerLimits, scheduler_of
 
-        runner, limits = self.runner, OwnerLimits(self.rows, self.prefill_tokens)
-        scheduler = scheduler_for(
-            runner.capabilities(), limits, runner.match_prefix, runner.grammar_state, runner.match_scored
-        )
-        self.loop = EngineLoop(runner, scheduler, Mailbox(), self._hear)
+        scheduler = scheduler_of(self.runner, OwnerLimits(self.rows, self.prefill_tokens))
+        self.loop = EngineLoop(self.runner, scheduler, Mailbox(), self._hear)
         self._dice = random.Random(self.seed)
 
     def _hear(self, report: Any) -> None:
