@@ -17,6 +17,7 @@ from treadle.core.messages import Submit, Thinking, TokenLogprob
 from treadle.runner.drafting.drafter import Drafter
 from treadle.runner.loading.model import LoadedModel
 from treadle.runner.model_runner import ModelRunner
+from treadle.runner.scoring.scorer import Scorer
 
 THINKING = Thinking(open_ids=(200,), close_ids=(201, 202), opened=True, budget=4)
 CALL = lark('start: "a" /[0-9]{1,4}/ "-and-then-" /[a-c]{2}/')
@@ -52,9 +53,9 @@ LIMITS: list[dict[str, Any]] = [
 ]
 
 
-def made(model: LoadedModel, drafter: Drafter | None = None) -> ModelRunner:
+def made(model: LoadedModel, drafter: Drafter | None = None, scorer: Scorer | None = None) -> ModelRunner:
     grammars = Grammars(byte_tokenizer(model.vocabulary)) if has_grammars(model) else None
-    return ModelRunner(model, grammars=grammars, drafter=drafter)
+    return ModelRunner(model, grammars=grammars, drafter=drafter, scorer=scorer)
 
 
 def has_grammars(model: LoadedModel) -> bool:
