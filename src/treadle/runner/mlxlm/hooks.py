@@ -20,6 +20,7 @@ _NORMS = (
     "model.final_norm",
     "model.output_norm",
     "model.embedding_norm",
+    "language_model.model.embedding_norm",
     "backbone.norm_f",
     "transformer.ln_f",
 )
