@@ -17,7 +17,7 @@ import pytest
 from mlx.utils import tree_flatten
 
 from tests.runner.looped import Looped
-from tests.runner.vision.asked import Picture, VisionModel
+from tests.runner.vision.asked import VisionModel
 from tests.support.shared_pixels import SharedPixels
 from tests.support.tiny_vision import FAMILIES, config_of, make_reference, make_vision, pixels_of, quantizable
 from treadle.models.architectures import is_known
@@ -62,54 +62,6 @@ def test_a_quantized_tower_is_read_as_such(tmp_path: Path) -> None:
     pixels, grid, _ = pixels_of(family, 5)
     rows, _ = reference.vision_tower(mx.array(pixels), mx.array([list(size) for size in grid]))
     assert mx.allclose(features(tower, family, 2)[0], rows, atol=1e-5)
-
-
-HUGGING_FACE = {
-    "qwen2_5_vl": {"vision_tower.": "visual.", "language_model.model.": "model.", "language_model.lm_head": "lm_head"},
-    "qwen3_vl": {
-        "vision_tower.": "model.visual.",
-        "language_model.model.": "model.language_model.",
-        "language_model.lm_head": "lm_head",
-    },
-    "smolvlm": {
-        "vision_model.": "model.vision_model.",
-        "connector.": "model.connector.",
-        "language_model.lm_head": "lm_head",
-        "language_model.": "model.text_model.",
-    },
-    "lfm2_vl": {
-        "vision_tower.": "model.vision_tower.",
-        "multi_modal_projector.": "model.multi_modal_projector.",
-        "language_model.model.": "model.language_model.",
-    },
-    "mistral3": {
-        "vision_tower.vision_model.": "vision_tower.",
-    },
-}
-"""Names of tensors as their makers publish them, for those of mlx-vlm."""
-
-
-@pytest.mark.parametrize("family", HUGGING_FACE)
-def test_weights_are_read_under_the_names_of_their_makers(
-    family: str, tmp_path: Path, model_of: Callable[[str], VisionModel]
-) -> None:
-    known = model_of(family)
-    folder = make_vision(tmp_path, family)
-    weights: dict[str, Any] = dict(mx.load(str(folder / "model.safetensors")))  # type: ignore[arg-type]
-    mx.save_safetensors(
-        str(folder / "model.safetensors"), {_renamed(name, family): array for name, array in weights.items()}
-    )
-    runner = build(folder, max_running=2)
-    assert runner.capabilities().modalities == ("text", "image")
-    asked = known.ask("renamed", Picture(1), text=1)
-    assert Looped(runner).run(asked.submit)["renamed"] == known.expected(asked)
-
-
-def _renamed(name: str, family: str) -> str:
-    for own, other in HUGGING_FACE[family].items():
-        if name.startswith(own):
-            return other + name.removeprefix(own)
-    return name
 
 
 def served(folder: Path, **options: Any) -> Any:
@@ -220,7 +172,7 @@ def test_a_tower_that_leaves_no_memory_for_caches_is_told() -> None:
 
 
 def test_models_that_are_read_by_other_names_are_known() -> None:
-    for kind in vision_text._RENAMED:
+    for kind in vision_text._OWN_TYPES:
         assert is_known({"model_type": kind})
 
 

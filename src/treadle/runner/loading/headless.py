@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 
+from ..vision_names import EMBEDDINGS, HEAD, VisionNames, names_of
 from .config_oddities import read_config
 
 _EMBEDDINGS = "embed_tokens.weight"
-_IN_VISION_MODELS = ("language_model.embed_tokens.weight", "language_model.model.embed_tokens.weight")
-_HEAD = "lm_head"
-_TIED = "tie_word_embeddings"
 
 
 def is_headless(folder: Path) -> bool:
@@ -22,19 +20,24 @@ def is_headless(folder: Path) -> bool:
     of a vision model without the head that its configuration asks for. Headers alone are read; whatever is wrong with
     the files is left to be found by mlx-lm."""
     try:
-        names = list(_names(folder))
+        names = list(tensor_names(folder))
     except (RuntimeError, ValueError, OSError):
         return False
-    return _EMBEDDINGS in names or (_is_untied(folder) and _lacks_head(folder, names))
+    config = read_config(folder)
+    vision = names_of(config)
+    if _EMBEDDINGS in names or vision is None or vision.is_tied(config):
+        return _EMBEDDINGS in names
+    return _lacks_head(folder, names, vision)
 
 
-def _names(folder: Path) -> Iterable[str]:
+def tensor_names(folder: Path) -> Iterator[str]:
+    """The names of the tensors in the folder's files."""
     for path in sorted(folder.glob("model*.safetensors")):
         tensors: Any = mx.load(str(path))
         yield from tensors
 
 
-def _lacks_head(folder: Path, names: list[str]) -> bool:
+def _lacks_head(folder: Path, names: list[str], vision: VisionNames) -> bool:
     """Whether a vision model has no head, also not in a file that was not downloaded."""
     try:
         index = json.loads((folder / "model.safetensors.index.json").read_text(encoding="utf-8"))
@@ -43,10 +46,5 @@ def _lacks_head(folder: Path, names: list[str]) -> bool:
         pass
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return False
-    return any(name.endswith(_IN_VISION_MODELS) for name in names) and not any(_HEAD in name for name in names)
-
-
-def _is_untied(folder: Path) -> bool:
-    config = read_config(folder)
-    text = config.get("text_config")
-    return isinstance(text, dict) and not (text.get(_TIED, config.get(_TIED)))
+    known = [vision.known(name) or "" for name in names]
+    return EMBEDDINGS in known and not any(name.startswith(HEAD) for name in known)

@@ -12,7 +12,9 @@ from typing import Any
 from ...errors import ConfigError, ModelError, one_line
 from ..base import RunnerBroken
 from ..mlxlm import MlxLm
+from ..vision_names import names_of
 from .config_oddities import contradictions, dimensions, mistyped, oddities, read_config, zeros
+from .headless import tensor_names
 
 _WRONG_SHAPE = re.compile(r"Expected shape \(([\d, ]*)\) but received shape \(([\d, ]*)\) for parameter (\S+)")
 _MISSING = re.compile(r"Missing (\d+) parameters:\s+([^\s,]+)")
@@ -58,10 +60,21 @@ def _explained(error: Exception, folder: Path, library: MlxLm | None) -> str:
         return f"{line} This version of mlx-lm does not know the architecture: choose another model"
     if isinstance(error, ZeroDivisionError) and (found := zeros(config)):
         return f"its config.json is broken: a number can't be zero ({', '.join(found)}): {_AGAIN}"
+    if names := _unknown_names(folder, config):
+        return (
+            f"{len(names)} of its tensors have names unknown for {config['model_type']}, such as {names[0]}; "
+            "save it again by AutoModelForImageTextToText of transformers, or convert it by mlx_vlm.convert"
+        )
     if isinstance(error, ValueError):
         how = _disagreement(str(error), config) or f", or are not MLX's: {line}"
         return f"its weights and its config.json do not agree{how}"
     return f"its config.json does not fit its architecture ({type(error).__name__}: {line}): {_AGAIN}"
+
+
+def _unknown_names(folder: Path, config: Mapping[str, Any]) -> list[str]:
+    """Names of tensors of a vision model that are of no known layout."""
+    vision = names_of(config)
+    return [] if vision is None else vision.unknown(tensor_names(folder))
 
 
 def _disagreement(text: str, config: Mapping[str, Any]) -> str:

@@ -15,6 +15,7 @@ from ...core.image import VisionCapabilities
 from ...errors import ModelError
 from ...units import size
 from ..base import Progress
+from ..mlxlm import with_older_fields
 from ..mlxvlm import NoTower, Picture, Tower, VisionFamily, connect, family_of, load_parts
 from ..vision.model import Vision
 from .config_oddities import read_config
@@ -41,7 +42,7 @@ def with_vision(
     """`model` with the vision tower of its folder, where it has one that can be used. Else `no_images` says why not,
     and the model serves text. The tower's weights take their part of the memory for caches, unless that was `asked`
     for; features of images do always."""
-    config = dict(read_config(folder))
+    config = with_older_fields(read_config(folder))
     family = family_of(config)
     if family is None:
         return model

@@ -33,6 +33,7 @@ from .last_layer import LayerWritten, narrow_last_layer
 from .latent import identity
 from .library import MlxLm, connect
 from .mtp import family_of, finish_head
+from .older_fields import with_older_fields
 from .recurrent import RecurrentState, defer_norms
 from .taps import tap_layers
 
@@ -76,4 +77,5 @@ __all__ = [
     "trim",
     "turning_by",
     "window_of",
+    "with_older_fields",
 ]

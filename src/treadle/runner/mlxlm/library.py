@@ -23,9 +23,10 @@ from .eagle import EagleShape, load_eagle
 from .hooks import Selection, headless, routed, select
 from .latent import by_heads
 from .mtp import load_head
+from .older_fields import reading_later_fields
 from .own_attention import route
 from .recurrent import RecurrentState, recurrent_states
-from .vision_text import renames, text_classes
+from .vision_text import is_of_vision, text_classes
 
 MODULES = ("mlx_lm.utils", "mlx_lm.models.cache", "mlx_lm.models.base")
 
@@ -58,7 +59,8 @@ class MlxLm:
         return load_eagle(self._utils, folder, config, shape)
 
     def _classes(self, config: dict[str, Any]) -> tuple[Any, Any]:
-        return text_classes(self._utils, config) if renames(config) else self._utils._get_classes(config)
+        found = text_classes(self._utils, config) if is_of_vision(config) else self._utils._get_classes(config)
+        return found[0], reading_later_fields(found[1])
 
     def _headless(self, config: dict[str, Any]) -> tuple[type, type]:
         text = config.get("text_config")

@@ -1,13 +1,15 @@
-"""Language models of vision models whose checkpoints mlx-lm does not read by itself: SmolVLM, Idefics 3 and LFM2-VL.
+"""Language models of vision models by mlx-lm, from folders in every layout of names (`runner/vision_names`).
 
-Their language models are mlx-lm's. What is added are names: of the model type, and of the weights.
+For SmolVLM, Idefics 3 and LFM2-VL the model type gets a name of mlx-lm's too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
+
+from ..vision_names import HEAD, TEXT, names_of
 
 _SMOLVLM = {
     "hidden_size": 4096,
@@ -19,55 +21,46 @@ _SMOLVLM = {
     "max_position_embeddings": 4096,
 }
 """What SmolVLM's configurations leave out where it is so."""
-Rename = Callable[[str], str]
+_OWN_TYPES: Mapping[str, str] = {"smolvlm": "mistral3", "idefics3": "mistral3", "lfm2_vl": "lfm2-vl"}
 
 
-def _llama_name(name: str) -> str:
-    name = name.removeprefix("model.").replace("text_model.", "language_model.", 1)
-    name = name.removeprefix("language_model.")
-    return name if name.startswith(("lm_head.", "model.")) else f"model.{name}"
-
-
-def _lfm2_name(name: str) -> str:
-    name = name.removeprefix("model.").removeprefix("language_model.")
-    return name if name.startswith("model.") else f"model.{name}"
-
-
-_RENAMED: Mapping[str, tuple[str, Rename]] = {
-    "smolvlm": ("mistral3", _llama_name),
-    "idefics3": ("mistral3", _llama_name),
-    "lfm2_vl": ("lfm2-vl", _lfm2_name),
-}
-_OF_TOWERS = ("vision_model.", "vision_tower.", "connector.", "multi_modal_projector.")
-
-
-def renames(config: Mapping[str, Any]) -> bool:
-    """Whether the model of `config` is read by names that are added here."""
-    return config.get("model_type") in _RENAMED
+def is_of_vision(config: Mapping[str, Any]) -> bool:
+    """Whether `config` is of a vision model whose names of tensors are known."""
+    return names_of(config) is not None
 
 
 def text_classes(utils: ModuleType, config: Mapping[str, Any]) -> tuple[type, type]:
-    """mlx-lm's classes of the model and of its arguments, for such a `config`."""
-    own, rename = _RENAMED[config["model_type"]]
-    model, arguments = utils._get_classes({**config, "model_type": own})
+    """mlx-lm's classes of the language model and of its arguments, for the `config` of a vision model."""
+    own, names = _OWN_TYPES.get(config["model_type"]), names_of(config)
+    assert names is not None, "is_of_vision has been asked"
+    model, arguments = utils._get_classes({**config, "model_type": own} if own else config)
 
     def sanitize(self: Any, weights: Mapping[str, Any]) -> dict[str, Any]:
-        kept = {name: array for name, array in weights.items() if not _of_tower(name)}
-        found = self.language_model.sanitize({rename(name): array for name, array in kept.items()})
-        return {f"language_model.{name}": array for name, array in found.items()}
+        found = names.of_text(weights)
+        if own is None:
+            return dict(super(made, self).sanitize({**_placeholders(config, found), **found}))
+        inner = self.language_model.sanitize({name.removeprefix(TEXT): array for name, array in found.items()})
+        return {f"{TEXT}{name}": array for name, array in inner.items()}
 
+    members: dict[str, Any] = {"sanitize": sanitize, "__module__": model.__module__}  # by which its kind is known
+    made: Any = type(model.__name__, (model,), members)
+    return made, arguments if own is None else _arguments(arguments, own)
+
+
+def _placeholders(config: Mapping[str, Any], weights: Mapping[str, Any]) -> dict[str, Any]:
+    """What mlx-lm's rules for a model's weights look up without need, where it is not there."""
+    headless = not any(name.startswith(HEAD) for name in weights)
+    return {HEAD.removesuffix("."): {}} if headless and config["model_type"] == "qwen3_vl_moe" else {}
+
+
+def _arguments(arguments: Any, own: str) -> type:
+    """The class of `arguments` of the model type `own`, from configurations of another name."""
     inherited = arguments.from_dict
 
     def from_dict(cls: Any, params: dict[str, Any]) -> Any:
-        return inherited({**params, "model_type": own, "text_config": _text_config(params)})
+        return inherited.__func__(cls, {**params, "model_type": own, "text_config": _text_config(params)})
 
-    made = type(arguments.__name__, (arguments,), {"from_dict": classmethod(from_dict)})
-    named = {"sanitize": sanitize, "__module__": model.__module__}  # by which its kind is known
-    return type(model.__name__, (model,), named), made
-
-
-def _of_tower(name: str) -> bool:
-    return name.removeprefix("model.").startswith(_OF_TOWERS)
+    return type(arguments.__name__, (arguments,), {"from_dict": classmethod(from_dict)})
 
 
 def _text_config(params: Mapping[str, Any]) -> dict[str, Any]:

@@ -38,10 +38,16 @@ class MlxVlm:
         try:
             made = module.ModelConfig.from_dict(given)
             made.text_config = module.TextConfig.from_dict(dict(given["text_config"]))
-            made.vision_config = module.VisionConfig.from_dict(dict(config["vision_config"]))
+            made.vision_config = module.VisionConfig.from_dict(self._vision(config))
             return module.Model(made)
         except Exception as error:
             raise NoTower(f"mlx-vlm {self.version} can't make its tower: {one_line(error)}") from error
+
+    def _vision(self, config: dict[str, Any]) -> dict[str, Any]:
+        """The configuration of the tower. That of a Qwen-VL has a type of its own since transformers 5."""
+        vision, own = dict(config["vision_config"]), self.family.module
+        later = self.family.axes and vision.get("model_type") == f"{own}_vision"
+        return {**vision, "model_type": own} if later else vision
 
 
 def connect(family: VisionFamily) -> MlxVlm:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +10,8 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 
+from ..vision_names import names_of
 from .library import MlxVlm, NoTower
-
-_MARKS = ("visual", "vision", "projector", "connector")
-"""In the names of a tower's tensors, and in none of a language model's."""
 
 
 def load_parts(library: MlxVlm, folder: Path, config: dict[str, Any]) -> Any:
@@ -23,7 +21,7 @@ def load_parts(library: MlxVlm, folder: Path, config: dict[str, Any]) -> Any:
     for name, child in model.children().items():
         if name not in family.parts and tree_flatten(child.parameters()):
             delattr(model, name)
-    weights = _sanitized(model, dict(_read(folder)), family.parts)
+    weights = _sanitized(model, _read(folder, config, family.parts), family.parts)
     _quantize(model, weights, config)
     for name in family.parts:
         part = getattr(model, name)
@@ -35,13 +33,14 @@ def load_parts(library: MlxVlm, folder: Path, config: dict[str, Any]) -> Any:
     return model
 
 
-def _read(folder: Path) -> Iterator[tuple[str, Any]]:
-    """The tensors of the folder that may be a tower's, not read yet."""
+def _read(folder: Path, config: Mapping[str, Any], parts: tuple[str, ...]) -> dict[str, Any]:
+    """The tensors of the folder that are of `parts`, by mlx-vlm's names, not read yet."""
+    names, found = names_of(config), dict[str, Any]()
+    assert names is not None, "families have their names"
     for path in sorted(folder.glob("model*.safetensors")):
         tensors: Any = mx.load(str(path))
-        for name, array in tensors.items():
-            if any(mark in name for mark in _MARKS):
-                yield name, array
+        found |= names.rename(tensors)
+    return {name: array for name, array in found.items() if name.startswith(tuple(f"{part}." for part in parts))}
 
 
 def _sanitized(model: Any, weights: dict[str, Any], parts: tuple[str, ...]) -> dict[str, Any]:
@@ -79,6 +78,10 @@ def _quantize(model: Any, weights: Mapping[str, Any], config: Mapping[str, Any])
 def _check(part: str, wanted: Mapping[str, Any], found: Mapping[str, Any]) -> None:
     """Raise NoTower where tensors of a part are missing, or of other shapes."""
     missing = [name for name in wanted if name not in found]
+    if len(missing) == len(wanted):
+        raise NoTower(
+            f"its weights have no {part}: save the whole model (AutoModelForImageTextToText), not its language model"
+        )
     if missing:
         raise NoTower(f"{len(missing)} tensors of its {part} are missing, such as {part}.{missing[0]}")
     for name, array in wanted.items():
