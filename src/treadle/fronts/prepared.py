@@ -38,9 +38,11 @@ NOTHING = Prepared()
 
 
 class Held(Protocol):
-    """Images that a request holds until it has ended."""
+    """Images that a request holds until it has ended, or until all prompts that have them have."""
 
     def placed(self, places: Sequence[PlacedImage]) -> tuple[Image, ...]: ...
+
+    def spare(self, images: Sequence[Image]) -> None: ...
 
     def release(self) -> None: ...
 
@@ -61,6 +63,11 @@ class PreparedPrompts:
         if held is None:
             return self
         return replace(self, images=[held.placed(places) for places in self.places], held=held)
+
+    def ended(self, place: int) -> None:
+        """Let the images of one prompt go, whose sequences have all ended."""
+        if self.held is not None:
+            self.held.spare(self.images[place])
 
     def release(self) -> None:
         """Let the images go. Idempotent."""

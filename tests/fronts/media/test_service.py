@@ -52,6 +52,27 @@ async def test_an_image_is_held_until_it_is_released() -> None:
 
 
 @in_loop
+async def test_pixels_go_when_the_last_prompt_that_has_them_has_ended() -> None:
+    """Equal images under several keys are let go together."""
+    store = PixelStore()
+    service = inline_service(store=store)
+    cat, again, dog = needed(png(16, 16, 1)), needed(png(16, 16, 1), "again"), needed(png(16, 16, 2))
+    held = await prepared(service, cat, again, dog)
+    one, both = (
+        held.placed([PlacedImage(picture.key, 4 * i, 4) for i, picture in enumerate(pictures)])
+        for pictures in ((cat, again), (cat, dog))
+    )
+    used = store.used_bytes
+    held.spare(one)
+    assert store.used_bytes == used
+    held.spare(both)
+    assert store.free_bytes == store.budget
+    held.release()
+    assert store.free_bytes == store.budget
+    await service.close()
+
+
+@in_loop
 async def test_one_bad_image_lets_the_others_go_and_names_itself() -> None:
     store = PixelStore()
     service = inline_service(store=store)

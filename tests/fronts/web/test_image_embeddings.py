@@ -124,6 +124,21 @@ async def test_more_images_than_places_take_turns_and_are_prepared_once_each() -
 
 
 @in_loop
+async def test_the_pixels_of_an_input_go_when_it_has_its_vector() -> None:
+    store = PixelStore()
+    async with seeing(images=inline_service(store=store), running=1, pump=False) as (f, seen):
+        pictures = [data_url(png(16, 16, seed)) for seed in range(5)]
+        client = post(PATH, {"input": [{"image": one} for one in pictures]}).start(f.app)
+        used = []
+        while len(seen) < 5:
+            await f.step()
+            used.append(store.used_bytes)
+        assert sorted(set(used), reverse=True)[:3] == [max(used) // 5 * left for left in (5, 4, 3)]
+        client.leave()
+        await f.step(3)
+
+
+@in_loop
 async def test_pixels_are_those_of_a_cache_salt() -> None:
     async with seeing() as (f, seen):
         for salt in ("a", "b", "a"):

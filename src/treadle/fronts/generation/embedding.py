@@ -99,7 +99,7 @@ async def embed(
                 if registration.aborted:
                     raise RequestCancelled("the request was aborted")
                 registration.hold(reservation)
-            run = _Run(reservation, _submits(request, prompts, pooling), request.record)
+            run = _Run(reservation, _submits(request, prompts, pooling), request.record, prompts.ended)
             vectors = await run.vectors(_places(model, request))
         finally:
             prompts.release()
@@ -185,12 +185,20 @@ def _reserved(
 
 
 class _Run:
-    """The sequences of one request: some run or wait, the others come in the places of those that have ended."""
+    """The sequences of one request: some run or wait, the others come in the places of those that have ended. `on_end`
+    is called with the place of each input that has its vector."""
 
-    def __init__(self, reservation: Reservation, submits: Sequence[Submit], record: RequestRecord) -> None:
+    def __init__(
+        self,
+        reservation: Reservation,
+        submits: Sequence[Submit],
+        record: RequestRecord,
+        on_end: Callable[[int], None],
+    ) -> None:
         self._reservation = reservation
         self._submits = submits
         self._record = record
+        self._on_end = on_end
         self._vectors = [b""] * len(submits)
         self._rest: Iterator[tuple[int, Submit]] = iter(())
 
@@ -211,6 +219,7 @@ class _Run:
         """Read the vector of one sequence, then of the next that takes its place."""
         while True:
             self._vectors[place] = await _vector(generation)
+            self._on_end(place)
             self._record.cached_tokens += generation.cached_tokens
             following = next(self._rest, None)
             if following is None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -54,11 +55,13 @@ def _image_fetcher(hosts: Sequence[str]) -> Fetcher:
 
 
 class HeldImages:
-    """Images of one request, prepared; their pixels stay until `release`."""
+    """Images of one request, prepared; their pixels stay until `release`, or until `spare` for all prompts that have
+    them."""
 
     def __init__(self, store: PixelStore) -> None:
         self._store = store
         self._held: dict[bytes, tuple[bytes, Pixels]] = {}
+        self._prompts: Counter[bytes] = Counter()
 
     def hold(self, key: bytes, digest: bytes, pixels: Pixels) -> None:
         self._held[key] = (digest, pixels)
@@ -75,7 +78,18 @@ class HeldImages:
 
     def placed(self, places: Sequence[PlacedImage]) -> tuple[Image, ...]:
         """Return the images of a prompt as the engine takes them."""
-        return tuple(self._placed(place) for place in places)
+        images = tuple(self._placed(place) for place in places)
+        self._prompts.update({image.hash for image in images})
+        return images
+
+    def spare(self, images: Sequence[Image]) -> None:
+        """Let the pixels of a prompt's `images` go, which has ended, but those that other prompts have too."""
+        for digest in {image.hash for image in images}:
+            self._prompts[digest] -= 1
+            if not self._prompts[digest]:
+                for key in [key for key, (of_key, _) in self._held.items() if of_key == digest]:
+                    del self._held[key]
+                    self._store.release(digest)
 
     def _placed(self, place: PlacedImage) -> Image:
         digest, pixels = self._held[place.key]
