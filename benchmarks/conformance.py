@@ -149,9 +149,6 @@ def checkable(url: str, key: str | None, folder: Path) -> Path:
     items["maxItems"] = MOST_ITEMS
     kinds = items["items"]["anyOf"]
     kinds[:] = [kind for kind in kinds if kind["properties"]["type"] != {"const": "reasoning"}]  # alone it is no input
-    item = document["components"]["schemas"]["EmbeddingItem"]
-    item["properties"]["image"] = {"type": "null"}  # the model reads text alone
-    item["anyOf"] = [form for form in item["anyOf"] if form["required"] != ["image"]]
     for unchecked in UNCHECKED:
         del document["paths"][unchecked]
     for query in document["paths"]["/v1/responses/{response_id}"]["get"]["parameters"]:

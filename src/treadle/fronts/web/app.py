@@ -239,6 +239,7 @@ def _facts(models: Models, settings: Settings) -> ServerFacts:
         context=None if can is None else can.context,
         dimensions=None if can is None else can.embedding.dimensions,
         spec_prefill=can is not None and bool(can.steps.spec_prefill.scorer),
+        images="image" in model.modalities,
     )
 
 

@@ -15,6 +15,7 @@ from fastapi.openapi.utils import get_openapi
 from ...errors import TreadleError
 from .anthropic.document import anthropic_schemas
 from .dialects import ANTHROPIC_PATH
+from .image_schemas import with_images, without_images
 from .json_schemas import COUNT, STRING, Schema, either, listed, ref, shape
 from .openai.answer_schemas import ANSWERS, MESSAGES
 from .responses.documents import EXAMPLES as RESPONSE_EXAMPLES
@@ -71,7 +72,8 @@ def _document(app: FastAPI, facts: ServerFacts) -> Schema:
     }
     requests = request_schemas(facts) | anthropic_schemas()
     limit_spec_prefill(requests, facts)
-    components["schemas"] = components_kept | requests | MESSAGES | ANSWERS | RESPONSES | SERVER
+    requests = (with_images if facts.images else without_images)(requests | MESSAGES)
+    components["schemas"] = components_kept | requests | ANSWERS | RESPONSES | SERVER
     paths = document["paths"]
     paths |= {path: _get_and_head(path, summary) for path, summary in (HOME | HEALTH).items()}
     for path in READABLE:

@@ -26,7 +26,7 @@ class ServerFacts:
     """Facts of the running server for the document. `vocabulary`, `context` and `dimensions`, those of embeddings, are
     None until the model is loaded; `places` is the most sequences that one request may ask for, `max_tokens` the
     operator's cap. `needs_model`: each request must name the model; `spec_prefill`: long prompts may be prefilled in
-    part."""
+    part; `images`: requests may have images."""
 
     names: tuple[str, ...]
     places: int
@@ -37,6 +37,7 @@ class ServerFacts:
     context: int | None = None
     dimensions: int | None = None
     spec_prefill: bool = False
+    images: bool = False
 
 
 def limit_spec_prefill(requests: Mapping[str, Schema], facts: ServerFacts) -> None:

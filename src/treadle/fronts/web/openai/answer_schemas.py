@@ -48,7 +48,7 @@ NO_CALLS: Schema = {
 
 
 def _turn(roles: tuple[str, ...], content: Schema, needed: tuple[str, ...], description: str) -> Schema:
-    content = {**content, "description": "Text, or text parts."}
+    content = {**content, "description": "Text, or parts."}
     properties = {"role": {"type": "string", "enum": list(roles)}, "content": content, **NO_CALLS, **TURN_KEYS}
     about = f"{description} Unknown keys are ignored."
     return {"type": "object", "description": about, "properties": properties, "required": ["role", *needed]}
