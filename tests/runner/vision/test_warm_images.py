@@ -14,8 +14,13 @@ from tests.runner.vision.asked import Picture, VisionModel
 from tests.support.shared_pixels import SharedPixels
 from tests.support.tiny_vision import FAMILIES, SIDE, pixels_of
 from treadle import shared_memory
+from treadle.core.chunk_limits import MIN_CHUNK
+from treadle.core.image import Image
 from treadle.core.plan import StepPlan
 from treadle.runner.device.owner_thread import OutOfMemory
+from treadle.runner.forward.batch_buckets import PROMPT_SIZES, mixed_bucket
+from treadle.runner.kv.backend import WarmLimits
+from treadle.runner.kv.paged.warm_passes import compiled_passes, kernel_passes
 from treadle.runner.loading import vision as loading
 from treadle.runner.loading import warm_images
 from treadle.runner.model_runner import ModelRunner
@@ -132,3 +137,18 @@ def test_usual_images_are_as_a_front_makes_them(family: str, model_of: ModelOf) 
     on_gpu = loading._usual(vision.tower._family, config, "cuda")
     assert 1 <= len(on_gpu) <= 2
     assert all(one.patches(SIDE) <= 64 for one in vision.usual)
+
+
+@pytest.mark.parametrize("most", [1, 16, 64, 96, 256, 384])
+def test_chunks_with_an_image_are_warmed_up_beside_as_many_sequences_as_run(most: int) -> None:
+    """With each size of a chunk, and no more than once: a start takes no longer than it has to."""
+    limits = WarmLimits(most, 32768, 2048)
+    text = [
+        *kernel_passes(PROMPT_SIZES, 1 << 20, limits),
+        *compiled_passes(PROMPT_SIZES, 16, 1 << 16, limits),
+    ]
+    image = Image(0, 1024, b"a", "", (1,))
+    found = warm_images._image_passes(text, image, 1024, whole=False)
+    sizes = [size for size in PROMPT_SIZES if MIN_CHUNK <= size <= 1024]
+    rows = {0, *(mixed_bucket(count) for count in range(1, most + 1))}
+    assert sorted((one.decoding, *one.chunks) for one in found) == [(of, size) for of in sorted(rows) for size in sizes]

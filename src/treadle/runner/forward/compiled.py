@@ -6,8 +6,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Any
 
-MOST = 512
-"""Compiled passes to keep: each takes about half a megabyte."""
+MOST = 768
+"""Compiled passes to keep, at least those of the warm-up of 1,024 sequences: each takes about half a megabyte."""
 
 
 class CompiledPasses:

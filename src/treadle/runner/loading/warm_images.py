@@ -34,7 +34,8 @@ _MEMORY = 9_999_999_999
 """The number of the shared memory of pixels: no other of this process has it."""
 _LONG = 1024
 """The longest chunk with an image for which passes are compiled ahead."""
-_MOST_PASSES = 80
+_MOST_PASSES = 160
+"""Of chunks alone and beside up to 384 sequences; a runner of 16 has 48."""
 
 
 def warm_up_images(runner: Warmable, vision: Vision, passes: Sequence[WarmPass], limits: WarmLimits) -> None:
