@@ -138,15 +138,6 @@ async def test_the_pixels_of_an_input_go_when_it_has_its_vector() -> None:
         await f.step(3)
 
 
-@in_loop
-async def test_pixels_are_those_of_a_cache_salt() -> None:
-    async with seeing() as (f, seen):
-        for salt in ("a", "b", "a"):
-            assert (await f.post(PATH, {"input": {"image": URL}, "cache_salt": salt})).status == 200
-        a, b, again = (request.images[0].hash for request in seen)
-        assert a == again != b
-
-
 @pytest.mark.parametrize(
     ("body", "words", "param"),
     [
@@ -214,40 +205,6 @@ async def test_more_pixels_than_the_server_holds_are_refused_rather_than_busy() 
         store.used_bytes += 1000
         assert (await f.post(PATH, many)).status == 503
         store.used_bytes -= 1000
-
-
-@pytest.mark.parametrize(
-    ("options", "reason"),
-    [
-        ({"text": None}, "the model reads text only"),
-        ({"modalities": ("text",)}, "the model reads text only"),
-        ({"images": None}, "images are not read here"),
-    ],
-)
-@pytest.mark.parametrize("inline_bytes", [strict_json.INLINE_BYTES, 0])
-@in_loop
-async def test_a_model_without_a_tower_refuses_images_by_name(
-    options: dict[str, Any], reason: str, inline_bytes: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(strict_json, "INLINE_BYTES", inline_bytes)
-    async with seeing(**options) as (f, seen):
-        bad = await f.post(PATH, {"input": ["a", {"image": URL}]})
-        assert bad.status == 400
-        assert bad.json["error"]["message"] == f"input[1].image is an image, and {reason}: leave it out"
-        assert not seen
-
-
-@in_loop
-async def test_a_client_that_leaves_holds_no_pixels() -> None:
-    store = PixelStore()
-    async with seeing(images=inline_service(store=store), running=1, pump=False) as (f, _):
-        pictures = [{"image": data_url(png(16, 16, seed))} for seed in range(5)]
-        client = post(PATH, {"input": pictures}).start(f.app)
-        await f.step(2)
-        assert store.free_bytes < store.budget
-        client.leave()
-        await f.step(3)
-        assert store.free_bytes == store.budget
 
 
 @in_loop

@@ -26,6 +26,7 @@ from treadle.fronts.media.store import PixelStore
 from treadle.text.images.families import NO_TOWER
 
 CHAT, MESSAGES, COUNT, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/messages/count_tokens", "/v1/responses"
+EMBEDDINGS = "/v1/embeddings"
 PAD = "<|image_pad|>"
 WIDE = png(32, 16)
 
@@ -251,13 +252,17 @@ async def test_pixels_outlive_the_request_only_in_the_store() -> None:
     assert not exists(seen.requests[0].images[0])
 
 
+@pytest.mark.parametrize(
+    ("path", "body"), [(CHAT, {"messages": [turn(url_part())]}), (EMBEDDINGS, {"input": {"image": data_url()}})]
+)
 @in_loop
-async def test_pixels_are_those_of_a_cache_salt() -> None:
-    async with seeing() as (f, seen):
+async def test_pixels_are_those_of_a_cache_salt(path: str, body: dict[str, Any]) -> None:
+    store = PixelStore()
+    async with seeing(images=inline_service(store=store)) as (f, _):
         for salt in ("a", "b", "a"):
-            assert (await f.post(CHAT, {"messages": [turn(url_part())], "cache_salt": salt})).status == 200
-        a, b, again = (request.images[0].hash for request in seen.requests)
-        assert a == again != b
+            assert (await f.post(path, {**body, "cache_salt": salt})).status == 200
+        told = store.statistics()
+        assert (told["kept"], told["hits"]) == (2, 1)
 
 
 @in_loop
@@ -338,8 +343,10 @@ async def test_an_animation_is_read_by_its_first_frame() -> None:
         (MESSAGES, {"max_tokens": 9, "messages": [turn(source())]}, "messages[0].content[0].source.data"),
         (COUNT, {"messages": [turn(source())]}, "messages[0].content[0].source.data"),
         ("/tokenize", chat(url_part()), "messages[0].content[0].image_url.url"),
+        (EMBEDDINGS, {"input": ["a", {"image": data_url()}]}, "input[1].image"),
     ],
 )
+@pytest.mark.parametrize("inline_bytes", [strict_json.INLINE_BYTES, 0])
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
@@ -350,10 +357,18 @@ async def test_an_animation_is_read_by_its_first_frame() -> None:
 )
 @in_loop
 async def test_a_server_that_reads_no_images_says_why(
-    path: str, body: dict[str, Any], param: str, options: Any, reason: str
+    path: str,
+    body: dict[str, Any],
+    param: str,
+    options: Any,
+    reason: str,
+    inline_bytes: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(strict_json, "INLINE_BYTES", inline_bytes)
     async with seeing(**options) as (f, _):
-        bad = await f.post(path, {"model": "m", "stream": False, **body})
+        stream = {} if path == EMBEDDINGS else {"stream": False}
+        bad = await f.post(path, {"model": "m", **stream, **body})
         assert bad.status == 400, bad.body
         assert f"{param} is an image, and {reason}: leave it out" in bad.body.decode()
         assert f.runner.looked_up == 0
@@ -393,15 +408,22 @@ async def test_no_images_are_held_by_a_request_that_is_refused_later() -> None:
         assert store.free_bytes == store.budget
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, chat(url_part()) | {"stream": True}),
+        (EMBEDDINGS, {"input": [{"image": data_url(png(16, 16, seed))} for seed in range(5)]}),
+    ],
+)
 @in_loop
-async def test_a_client_that_leaves_holds_no_pixels() -> None:
+async def test_a_client_that_leaves_holds_no_pixels(path: str, body: dict[str, Any]) -> None:
     store = PixelStore()
-    async with seeing(images=inline_service(store=store), pump=False) as (f, _):
-        client = post(CHAT, chat(url_part()) | {"stream": True}).start(f.app)
+    async with seeing(images=inline_service(store=store), running=1, pump=False) as (f, _):
+        client = post(path, body).start(f.app)
         await f.step(2)
         assert store.free_bytes < store.budget
         client.leave()
-        await f.step(2)
+        await f.step(3)
         assert store.free_bytes == store.budget
 
 
