@@ -146,4 +146,4 @@ async def test_closing_ends_what_is_being_made() -> None:
     await store.close()
     with pytest.raises(asyncio.CancelledError):
         await waiting
-    assert store.statistics() == {"kept": 0, "held_bytes": 0, "limit_bytes": 3 << 12, "hits": 0}
+    assert store.statistics() == {"kept": 0, "held_bytes": 0, "used_bytes": 0, "limit_bytes": 3 << 12, "hits": 0}

@@ -245,6 +245,7 @@ async def test_pixels_outlive_the_request_only_in_the_store() -> None:
         assert store.statistics() | {"held_bytes": 0} == {
             "kept": 1,
             "held_bytes": 0,
+            "used_bytes": 0,
             "limit_bytes": store.budget,
             "hits": 1,
         }

@@ -42,11 +42,11 @@ class PixelStore:
     ) -> None:
         self.budget = budget
         self.held_bytes = 0
+        self.used_bytes = 0
         self.hits = 0
         self._unlink = unlink
         self._on_refused = on_refused
         self._entries: OrderedDict[bytes, _Entry] = OrderedDict()
-        self.used_bytes = 0
         self._preparing: dict[bytes, asyncio.Task[None]] = {}
 
     @property
@@ -119,6 +119,7 @@ class PixelStore:
         return {
             "kept": len(self._entries),
             "held_bytes": self.held_bytes,
+            "used_bytes": self.used_bytes,
             "limit_bytes": self.budget,
             "hits": self.hits,
         }
