@@ -313,6 +313,23 @@ def test_drafts_that_have_to_be_verified_and_cannot_be_are_refused(
     build(folder, speculate="lookup")
 
 
+def test_rotations_are_read_where_transformers_5_writes_them(folder: Path) -> None:
+    """mlx-lm would take a Llama's default for them without a word."""
+    scaled = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    scaled["original_max_position_embeddings"] = 64
+    request = Submit(id="a", prompt=tuple(range(40)), max_tokens=20)
+    answers = []
+    for fields in (
+        {},
+        {"rope_theta": 500.0, "rope_scaling": scaled},
+        {"rope_theta": None, "rope_scaling": None, "rope_parameters": {"rope_theta": 500.0, **scaled}},
+    ):
+        edit_config(folder, **fields)
+        answers.append(run_alone(ModelRunner(load(folder)), request))
+    plain, older, later = answers
+    assert older == later != plain
+
+
 def test_no_tokenizer_is_needed(folder: Path) -> None:
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (folder / name).unlink()
