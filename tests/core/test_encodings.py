@@ -270,6 +270,28 @@ def test_layers_beside_decoding_sequences_take_no_more_than_chunks_do() -> None:
     assert sum(steps) / len(steps) <= 1.5 * 0.01, "they keep their rate"
 
 
+@pytest.mark.parametrize("count", [1, 6])
+def test_prompts_with_images_that_one_step_could_end_delay_none_as_texts_of_that_length_do(count: int) -> None:
+    """P3"""
+    longest = {}
+    for kind in ("image", "text"):
+        bench = Bench(max_running=12, vision=TOWER)
+        _busy(bench)
+        ask(bench, "known", prompt=400, max_tokens=1)  # so that the cost of a chunk is
+        while bench.heard["known"].finish is None:
+            bench.step()
+        for i in range(count):
+            pictures = (image(4, 80, hash=b"%d" % i, patches=600),) if kind == "image" else ()
+            ask(bench, f"{i}", *pictures, prompt=90, max_tokens=1)
+        steps: list[float] = []
+        while any(bench.heard[f"{i}"].finish is None for i in range(count)):
+            before = bench.now
+            bench.step()
+            steps.append(bench.now - before)
+        longest[kind] = max(steps)
+    assert longest["image"] <= 1.75 * 0.01 < longest["text"]
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_neither_text_nor_images_starve(seed: int) -> None:
     """With ever more of the other kind, each request gets its first token after a bounded number of steps."""

@@ -277,7 +277,8 @@ def _turn(seq: Sequence) -> tuple[int, int]:
 
 
 def _on_credit(seqs: Iterable[Sequence], active: Iterable[Sequence]) -> Collection[int]:
-    """Return the places of those of `seqs` whose chunks are paid from the credit even where they end: pooled ones, and
-    those whose forced tokens delay sequences that will have none."""
-    paid = [i for i, seq in enumerate(seqs) if seq.state is State.DECODE or not seq.fed_tokens]
+    """Return the places of those of `seqs` whose chunks are paid from the credit even where they end: pooled ones,
+    those whose forced tokens delay sequences that will have none, and those with images to come, for whose layers their
+    first tokens waited anyway."""
+    paid = [i for i, seq in enumerate(seqs) if seq.state is State.DECODE or not seq.fed_tokens or seq.computes_images]
     return paid if paid and any(seq.decodes and seq.request.constraint is None for seq in active) else ()

@@ -13,7 +13,9 @@
    once, where a long prompt takes its share in every step. So a staggered burst gets its first tokens as evenly as it
    arrives. All prompts of a step take about MOST_SHARE of a decode step at most, and beside CROWD decoding sequences,
    each of which would wait, about one (P2). Forced tokens, and prompts that are only pooled, are paid from the credit,
-   as they come again and again, in long lists; a single token is free, as it costs no more than a sampled one.
+   as they come again and again, in long lists; a single token is free, as it costs no more than a sampled one. Prompts
+   with images are paid as well, up to the last one: their first tokens have waited for its layers, and even bursts of
+   them don't come out evenly.
 5. Where nothing decodes, a chunk takes `CHUNK_S`, which bounds the wait of a cancel or of a new request, or a few times
    the overhead of a pass, up to `LONGEST_CHUNK_S`: where reading the weights takes a tenth of a second, shorter chunks
    would do little else.
@@ -97,8 +99,8 @@ class PrefillBudget:
     def split(self, remaining: list[int], *, decoding: int, awaiting: int = 0, forced: Collection[int] = ()) -> Shares:
         """Prompt tokens that the next step computes of each prefill.
 
-        `remaining` are the tokens left of each, in turn order; those at the places in `forced` are forced tokens, or
-        of prompts that are only pooled.
+        `remaining` are the tokens left of each, in turn order; those at the places in `forced` are forced tokens, of
+        prompts that are only pooled, or of prompts with images.
         `decoding` sequences decode in the step; `awaiting` more wait for a prefix that these compute.
         """
         most = self._most_ending(decoding)

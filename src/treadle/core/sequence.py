@@ -107,6 +107,11 @@ class Sequence:
         return self.num_tokens + self.tokens_in_flight - self.fed_tokens - self.num_computed_tokens
 
     @property
+    def computes_images(self) -> bool:
+        """Whether some of its images are in the tokens that are left to compute."""
+        return any(image.end > self.num_computed_tokens for image in self.request.images)
+
+    @property
     def prefill_ready(self) -> int:
         """Of `prefill_left`, the tokens in front of the first image whose features are not computed."""
         if not self.awaited_images:
