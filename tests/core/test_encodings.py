@@ -299,7 +299,7 @@ def test_neither_text_nor_images_starve(seed: int) -> None:
     bench = Bench(max_running=12, vision=chance.choice((TOWER, WHOLE)), lookahead=chance.choice((0, 1)))
     _busy(bench, rows=chance.choice((0, 2)))
     flood, victim = chance.choice((("text", "image"), ("image", "text")))
-    number, waiting, ages = 0, dict[str, int](), list[int]()
+    number, running, waiting, ages = 0, set[str](), dict[str, int](), list[int]()
 
     def send(kind: str, id_: str) -> None:
         length = chance.randint(40, 300)
@@ -307,9 +307,10 @@ def test_neither_text_nor_images_starve(seed: int) -> None:
         bench.submit(id_, prompt=length, images=pictures, max_tokens=1)
 
     for step in range(1500):
-        running = sum(heard.finish is None for id_, heard in bench.heard.items() if id_.startswith("flood"))
-        while running < 6:
-            number, running = number + 1, running + 1
+        running = {id_ for id_ in running if bench.heard[id_].finish is None}
+        while len(running) < 6:
+            number += 1
+            running.add(f"flood {number}")
             send(flood, f"flood {number}")
         if step % 60 == 0:
             send(victim, f"victim {step}")
