@@ -136,7 +136,7 @@ class Storm:
         self.ended = self.verified = 0
 
     def run(self) -> None:
-        thread = threading.Thread(target=self._cancel)
+        thread = threading.Thread(target=self._cancel, daemon=True)
         thread.start()
         some = self._requests()
         while self._missing or self._loop.has_work:
