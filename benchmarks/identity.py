@@ -39,6 +39,10 @@ from unittest import mock
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
+from treadle.runner.device import blas  # noqa: E402
+
+blas.prepare(1)  # before MLX is imported
+
 import mlx.core as mx  # noqa: E402
 from msgspec.structs import replace  # noqa: E402
 from tests.runner.drafting.eagles import make_target, with_eagle  # noqa: E402
