@@ -5,6 +5,8 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Sequence
 
+from msgspec.structs import replace
+
 from .capabilities import StepCost
 
 FORGET = 0.9  # weight of the past against each new step; the first ones are averaged
@@ -65,14 +67,11 @@ class VerifyCosts:
 
 def _least(costs: Collection[StepCost]) -> list[StepCost]:
     """Return the costs, each as low as the lowest of those with at least its rows and tokens."""
-    return [
-        StepCost(
-            one.rows,
-            one.tokens,
-            min(other.seconds for other in costs if other.rows >= one.rows and other.tokens >= one.tokens),
-        )
-        for one in costs
-    ]
+
+    def least(one: StepCost) -> float:
+        return min(other.seconds for other in costs if other.rows >= one.rows and other.tokens >= one.tokens)
+
+    return [replace(one, seconds=least(one)) for one in costs]
 
 
 class _Scale:
