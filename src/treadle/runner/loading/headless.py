@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
-
-import mlx.core as mx
 
 from ..vision_names import EMBEDDINGS, HEAD, VisionNames, names_of
+from ..weight_files import stored_tensors
 from .config_oddities import read_config
 
 _EMBEDDINGS = "embed_tokens.weight"
@@ -19,22 +16,19 @@ def is_headless(folder: Path) -> bool:
     """Whether the weights in `folder` are those of a decoder by itself, named without its prefix and without a head, or
     of a vision model without the head that its configuration asks for. Headers alone are read; whatever is wrong with
     the files is left to be found by mlx-lm."""
-    try:
-        names = list(tensor_names(folder))
-    except (RuntimeError, ValueError, OSError):
-        return False
-    config = read_config(folder)
+    names, config = tensor_names(folder), read_config(folder)
     vision = names_of(config)
     if _EMBEDDINGS in names or vision is None or vision.is_tied(config):
         return _EMBEDDINGS in names
     return _lacks_head(folder, names, vision)
 
 
-def tensor_names(folder: Path) -> Iterator[str]:
-    """The names of the tensors in the folder's files."""
-    for path in sorted(folder.glob("model*.safetensors")):
-        tensors: Any = mx.load(str(path))
-        yield from tensors
+def tensor_names(folder: Path) -> list[str]:
+    """The names of the tensors in the folder's files; none where one of them can't be read."""
+    try:
+        return list(stored_tensors(folder))
+    except (RuntimeError, ValueError, OSError):
+        return []
 
 
 def _lacks_head(folder: Path, names: list[str], vision: VisionNames) -> bool:

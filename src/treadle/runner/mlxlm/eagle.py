@@ -20,6 +20,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
+from ..weight_files import stored_tensors
 from .draft_head import DraftHead, NoHead
 from .hooks import Selection, select
 from .injection import embedding_of, text_model
@@ -168,7 +169,7 @@ def _numbers(config: Mapping[str, Any]) -> Sequence[int]:
 def load_eagle(utils: Any, folder: Path, config: Mapping[str, Any], shape: EagleShape) -> tuple[Any, Any | None]:
     """Return the head in `folder`, with its own weights alone, not read yet, and the model's ids of the tokens that it
     drafts (None: all). Raises NoHead, and whatever mlx-lm raises for weights that don't fit."""
-    weights = {name.removeprefix("model."): value for name, value in _tensors(folder).items()}
+    weights = {name.removeprefix("model."): value for name, value in stored_tensors(folder).items()}
     settings = _settings(config, weights, shape)
 
     def classes(config: dict[str, Any]) -> tuple[type, type]:
@@ -179,13 +180,6 @@ def load_eagle(utils: Any, folder: Path, config: Mapping[str, Any], shape: Eagle
         folder, lazy=True, strict=True, trust_remote_code=False, model_config=settings, get_model_classes=classes
     )
     return module, _ids(weights.get(_IDS), settings["vocab_size"], shape.vocabulary)
-
-
-def _tensors(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for path in folder.glob("model*.safetensors"):
-        found |= mx.load(str(path))  # type: ignore[arg-type]
-    return found
 
 
 def _settings(config: Mapping[str, Any], weights: Mapping[str, Any], shape: EagleShape) -> dict[str, Any]:

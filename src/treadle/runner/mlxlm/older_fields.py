@@ -7,7 +7,7 @@ without a word.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 _TIED = "tie_word_embeddings"
@@ -27,10 +27,15 @@ def reading_later_fields(arguments: Any) -> Any:
     """The class of a model's `arguments`, made to read later fields; itself where it does."""
     if _ROTATIONS in inspect.signature(arguments).parameters:
         return arguments
+    return reading(arguments, with_older_fields)
+
+
+def reading(arguments: Any, changed: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
+    """The class of a model's `arguments`, made from configurations as they are `changed`."""
     inherited = arguments.from_dict
 
     def from_dict(cls: Any, params: dict[str, Any]) -> Any:
-        return inherited.__func__(cls, with_older_fields(params))
+        return inherited.__func__(cls, changed(params))
 
     return type(arguments.__name__, (arguments,), {"from_dict": classmethod(from_dict)})
 

@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import Any
 
 from ..vision_names import HEAD, TEXT, names_of
+from .older_fields import reading
 
 _SMOLVLM = {
     "hidden_size": 4096,
@@ -44,7 +45,7 @@ def text_classes(utils: ModuleType, config: Mapping[str, Any]) -> tuple[type, ty
 
     members: dict[str, Any] = {"sanitize": sanitize, "__module__": model.__module__}  # by which its kind is known
     made: Any = type(model.__name__, (model,), members)
-    return made, arguments if own is None else _arguments(arguments, own)
+    return made, arguments if own is None else reading(arguments, _with_own_type)
 
 
 def _placeholders(config: Mapping[str, Any], weights: Mapping[str, Any]) -> dict[str, Any]:
@@ -53,14 +54,9 @@ def _placeholders(config: Mapping[str, Any], weights: Mapping[str, Any]) -> dict
     return {HEAD.removesuffix("."): {}} if headless and config["model_type"] == "qwen3_vl_moe" else {}
 
 
-def _arguments(arguments: Any, own: str) -> type:
-    """The class of `arguments` of the model type `own`, from configurations of another name."""
-    inherited = arguments.from_dict
-
-    def from_dict(cls: Any, params: dict[str, Any]) -> Any:
-        return inherited.__func__(cls, {**params, "model_type": own, "text_config": _text_config(params)})
-
-    return type(arguments.__name__, (arguments,), {"from_dict": classmethod(from_dict)})
+def _with_own_type(params: dict[str, Any]) -> dict[str, Any]:
+    """A configuration with the model type that mlx-lm has for it."""
+    return {**params, "model_type": _OWN_TYPES[params["model_type"]], "text_config": _text_config(params)}
 
 
 def _text_config(params: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 
 from ..vision_names import names_of
+from ..weight_files import stored_tensors
 from .library import MlxVlm, NoTower
 
 
@@ -35,11 +35,9 @@ def load_parts(library: MlxVlm, folder: Path, config: dict[str, Any]) -> Any:
 
 def _read(folder: Path, config: Mapping[str, Any], parts: tuple[str, ...]) -> dict[str, Any]:
     """The tensors of the folder that are of `parts`, by mlx-vlm's names, not read yet."""
-    names, found = names_of(config), dict[str, Any]()
+    names = names_of(config)
     assert names is not None, "families have their names"
-    for path in sorted(folder.glob("model*.safetensors")):
-        tensors: Any = mx.load(str(path))
-        found |= names.rename(tensors)
+    found = names.rename(stored_tensors(folder))
     return {name: array for name, array in found.items() if name.startswith(tuple(f"{part}." for part in parts))}
 
 
