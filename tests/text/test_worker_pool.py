@@ -189,6 +189,23 @@ def test_a_worker_that_somebody_else_killed_costs_no_answer(folder: Path, tmp_pa
     run(main)
 
 
+def test_workers_that_are_lost_together_are_replaced_by_as_many(folder: Path) -> None:
+    async def main() -> None:
+        async with pool_of(folder, workers=2) as pool:
+            for _ in range(5):
+                lost = pool.statistics()["worker_pids"]
+                assert len(lost) == 2
+                for pid in lost:
+                    os.kill(pid, signal.SIGKILL)
+                await until(
+                    lambda lost=lost: not set(lost) & set(pool.statistics()["worker_pids"]), "the ends are noticed"
+                )
+                await until(lambda: pool.statistics()["workers"] >= 2, "others come")
+                await asyncio.sleep(0.2)  # one more would come now
+
+    run(main)
+
+
 def test_a_worker_that_stands_still_is_replaced(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No processor time is spent, so the bound of elapsed time ends it."""
     monkeypatch.setattr(item_module, "MIN_ELAPSED_S", 0.3)

@@ -283,7 +283,9 @@ class WorkerPool:
     async def _refill(self) -> None:
         """Fork workers until there are `workers` again. If the fork server has ended, its restart does that."""
         backoff_s, server = 0.05, self._server
-        while not self._closed and server is not None and server is self._server and len(self._workers) < self.workers:
+        while not self._closed and server is not None and server is self._server:
+            if self._workers.running_or_starting >= self.workers:
+                return
             try:
                 await self._add_worker(server)
             except (OSError, EOFError):

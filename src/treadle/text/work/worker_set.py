@@ -17,6 +17,7 @@ class WorkerSet:
         self._workers: dict[int, WorkerHandle] = {}
         self._idle: list[WorkerHandle] = []
         self._numbers = 0
+        self._starting = 0
         self._free_at = self._removed_at = clock()
 
     def __len__(self) -> int:
@@ -24,6 +25,11 @@ class WorkerSet:
 
     def __iter__(self) -> Iterator[WorkerHandle]:
         return iter(list(self._workers.values()))
+
+    @property
+    def running_or_starting(self) -> int:
+        """Number of workers, with those that are being forked."""
+        return len(self._workers) + self._starting
 
     @property
     def idle(self) -> int:
@@ -53,7 +59,11 @@ class WorkerSet:
         """Add a new idle worker. Raises OSError or EOFError when the fork server can't fork."""
         self._numbers += 1
         number = self._numbers
-        pid, channel = await server.fork(number)
+        self._starting += 1
+        try:
+            pid, channel = await server.fork(number)
+        finally:
+            self._starting -= 1
         worker = WorkerHandle(number, pid, channel, asyncio.get_running_loop().create_future())
         self._workers[number] = worker
         self._idle.append(worker)
