@@ -27,7 +27,7 @@ ENDLESS = 90_000
 """`max_tokens` of a stream that outlives its test: the models' contexts leave room for it."""
 
 
-def until(what: str, found: Callable[[], Any], within_s: float = 20.0, every_s: float = 0.02) -> Any:
+def until(what: str, found: Callable[[], Any], within_s: float = 60.0, every_s: float = 0.02) -> Any:
     """The first true value of `found`, asked again and again within a bound."""
     end = time.monotonic() + within_s
     while not (value := found()):
