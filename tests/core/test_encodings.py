@@ -292,6 +292,7 @@ def test_prompts_with_images_that_one_step_could_end_delay_none_as_texts_of_that
     assert longest["image"] <= 1.75 * 0.01 < longest["text"]
 
 
+@pytest.mark.untraced
 @pytest.mark.parametrize("seed", range(20))
 def test_neither_text_nor_images_starve(seed: int) -> None:
     """With ever more of the other kind, each request gets its first token after a bounded number of steps."""

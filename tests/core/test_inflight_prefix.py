@@ -330,6 +330,7 @@ def test_who_has_no_room_to_join_keeps_nobody_waiting() -> None:
 # What it comes to
 
 
+@pytest.mark.untraced
 @pytest.mark.parametrize("seed", range(60))
 def test_what_many_share_is_computed_once(seed: int) -> None:
     """However they come, whatever is in flight, whoever decodes beside them (P9)."""

@@ -468,6 +468,7 @@ def test_a_result_for_a_sequence_that_has_ended_is_dropped() -> None:
     assert not b.statistics().spec_prefill.failed
 
 
+@pytest.mark.untraced
 @pytest.mark.parametrize("seed", range(60))
 def test_random_lives(seed: int) -> None:
     """Prompts of all kinds in all kinds of memory: each that was not disturbed gets what it would have got alone."""

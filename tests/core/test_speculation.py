@@ -38,6 +38,7 @@ def plain_rate(machine: Machine, rows: int, steps: int) -> float:
     return Engine(machine, rows, lambda _: 0.0, None, most=0).run(steps)
 
 
+@pytest.mark.untraced
 @pytest.mark.parametrize("name", MACHINES)
 @pytest.mark.parametrize(("rows", "steps"), [(1, 400), (4, 400), (32, 200), (128, 170)])
 @pytest.mark.parametrize("chance", [0.0, 0.3, 0.6, 1.0])
@@ -47,6 +48,7 @@ def test_no_acceptance_and_no_batch_is_slower_than_plain_decoding(
     assert ratio(MACHINES[name], rows, chance, steps=steps) >= 0.98
 
 
+@pytest.mark.untraced
 @pytest.mark.parametrize("name", MACHINES)
 @pytest.mark.parametrize("rows", [1, 32])
 @pytest.mark.parametrize("chance", [0.0, 0.2, 0.5])
@@ -71,18 +73,21 @@ def test_to_look_for_drafts_takes_a_small_part_of_the_time(rows: int) -> None:
     assert rows == 1 or not all(looking)
 
 
+@pytest.mark.untraced
 @pytest.mark.parametrize("rows", [1, 2, 4])
 @pytest.mark.parametrize("chance", [0.6, 0.9, 1.0])
 def test_few_sequences_gain_where_tokens_are_nearly_free(rows: int, chance: float) -> None:
     assert ratio(MEMORY_BOUND, rows, chance) >= 1.6
 
 
+@pytest.mark.untraced
 @pytest.mark.parametrize("wrong", [0.3, 3.0])
 def test_wrong_costs_are_corrected_by_the_server_s_own_steps(wrong: float) -> None:
     assert ratio(MEMORY_BOUND, 4, 0.7, wrong=wrong, steps=3000) >= 1.4
     assert ratio(COMPUTE_BOUND, 8, 0.3, wrong=wrong, steps=2000) >= 0.98
 
 
+@pytest.mark.untraced
 @pytest.mark.parametrize("name", MACHINES)
 @pytest.mark.parametrize("rows", [1, 4])
 def test_a_machine_that_was_busy_in_the_warm_up_verifies_nothing_that_does_not_pay(name: str, rows: int) -> None:
@@ -94,6 +99,7 @@ def test_a_machine_that_was_busy_in_the_warm_up_verifies_nothing_that_does_not_p
     assert drafting.run(400) / plain.run(400) >= 0.97
 
 
+@pytest.mark.untraced
 @pytest.mark.parametrize(
     ("machine", "rows", "chance"),
     [
