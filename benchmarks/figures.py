@@ -16,6 +16,7 @@ import argparse
 import json
 import re
 import subprocess
+import textwrap
 from collections.abc import Iterator, Sequence
 from datetime import date
 from pathlib import Path
@@ -68,7 +69,8 @@ class Figures(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
         lines = [_line(self.columns), _line(["---"] * len(self.columns)), *(_line(row) for row in self.rows)]
         machine = self.machine[:1].upper() + self.machine[1:]
         source = f"*{self.title}. {machine}; {self.measured}, commit {self.commit}; `{self.command}`.*"
-        return "\n".join([*lines, "", f"{source} {self.note}".rstrip()])
+        text = textwrap.wrap(f"{source} {self.note}".rstrip(), 120, break_long_words=False, break_on_hyphens=False)
+        return "\n".join([*lines, "", *text])
 
 
 def _line(cells: Sequence[str]) -> str:
