@@ -93,7 +93,6 @@ def test_waits_beyond_what_sdks_obey_are_confirmed_at_each_return() -> None:
     assert max(late) <= 2 * LONGEST_PROMISE_S, "nobody starves: two returns more than first come, first served"
 
 
-@pytest.mark.untraced
 @pytest.mark.parametrize(
     ("expected_s", "attempts", "part", "late_s"),
     [(10.0, 3, 0.9, 3.0), (4.0, 5, 0.7, 10.0)],
@@ -142,7 +141,6 @@ def test_requests_of_mixed_lengths_are_promised_what_comes_true() -> None:
     assert max(crowd.sent()) <= SDK_ATTEMPTS
 
 
-@pytest.mark.untraced
 @pytest.mark.parametrize("waiting", [None, 4])
 def test_those_who_never_come_back_cost_no_goodput(waiting: int | None) -> None:
     """R2: places that are promised to requests that never return are not kept for long."""
