@@ -190,18 +190,20 @@ def test_a_worker_that_somebody_else_killed_costs_no_answer(folder: Path, tmp_pa
 
 
 def test_workers_that_are_lost_together_are_replaced_by_as_many(folder: Path) -> None:
+    async def lose_all(pool: WorkerPool) -> None:
+        lost = pool.statistics()["worker_pids"]
+        assert len(lost) == 2
+        for pid in lost:
+            os.kill(pid, signal.SIGKILL)
+        await until(lambda: not set(lost) & set(pool.statistics()["worker_pids"]), "the ends are noticed")
+        await until(lambda: pool.statistics()["workers"] >= 2, "others come")
+        await asyncio.sleep(0.2)  # one more would come now
+
     async def main() -> None:
         async with pool_of(folder, workers=2) as pool:
             for _ in range(5):
-                lost = pool.statistics()["worker_pids"]
-                assert len(lost) == 2
-                for pid in lost:
-                    os.kill(pid, signal.SIGKILL)
-                await until(
-                    lambda lost=lost: not set(lost) & set(pool.statistics()["worker_pids"]), "the ends are noticed"
-                )
-                await until(lambda: pool.statistics()["workers"] >= 2, "others come")
-                await asyncio.sleep(0.2)  # one more would come now
+                await lose_all(pool)
+            assert pool.statistics()["workers"] == 2
 
     run(main)
 
