@@ -161,15 +161,22 @@ def test_layouts_are_known_of_vision_models_alone() -> None:
 @pytest.mark.parametrize(
     ("later", "older"),
     [
-        ({"rope_theta": 5e5, "rope_type": "default"}, {"rope_theta": 5e5}),
+        (
+            {"rope_theta": 5e5, "rope_type": "default"},
+            {"rope_theta": 5e5, "rotary_emb_base": 5e5, "rope_scaling": None},
+        ),
         (
             {"rope_theta": 5e5, "rope_type": "llama3", "factor": 8.0},
             {
                 "rope_theta": 5e5,
+                "rotary_emb_base": 5e5,
                 "rope_scaling": {"rope_theta": 5e5, "rope_type": "llama3", "type": "llama3", "factor": 8.0},
             },
         ),
-        ({"rope_theta": 1e4, "partial_rotary_factor": 0.5}, {"rope_theta": 1e4, "partial_rotary_factor": 0.5}),
+        (
+            {"partial_rotary_factor": 0.5},
+            {"partial_rotary_factor": 0.5, "rotary_pct": 0.5, "rope_scaling": None},
+        ),
         ({"full_attention": {"rope_theta": 1e6}, "sliding_attention": None}, {}),
         ("default", {}),
     ],
@@ -181,4 +188,10 @@ def test_rotations_have_their_older_fields(later: Any, older: dict[str, Any]) ->
 
 def test_older_fields_that_are_there_stay() -> None:
     config = {"rope_parameters": {"rope_theta": 5e5}, "rope_theta": 1e4, "num_local_experts": 8, "num_experts": None}
-    assert with_older_fields(config) == {**config, "num_experts": 8}
+    added = {"num_experts": 8, "rotary_emb_base": 5e5, "rope_scaling": None}
+    assert with_older_fields(config) == {**config, **added}
+
+
+def test_heads_of_single_layers_are_those_of_gemma_4_without_a_window() -> None:
+    config = {"per_layer_config": {"05": {"head_dim": 512, "num_key_value_heads": 4}, "11": {"head_dim": 512}}}
+    assert with_older_fields(config) == {**config, "global_head_dim": 512, "num_global_key_value_heads": 4}

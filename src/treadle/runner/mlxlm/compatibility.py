@@ -16,6 +16,7 @@ _FUNCTIONS: dict[str, dict[str, tuple[str, ...]]] = {
     "mlx_lm.utils": {
         "load_model": ("model_path", "lazy", "strict", "trust_remote_code", "model_config", "get_model_classes"),
         "_get_classes": ("config",),
+        "load_config": ("model_path",),
         "get_total_parameters": ("model",),
         "dequantize_model": ("model",),
     },

@@ -17,6 +17,7 @@ import mlx.core as mx
 
 from ...errors import StartFailed
 from ...installation import pip_install, requirement
+from ..weight_files import stored_tensors
 from .caches import Caches
 from .compatibility import problems
 from .eagle import EagleShape, load_eagle
@@ -24,10 +25,12 @@ from .hooks import Selection, headless, routed, select
 from .latent import by_heads
 from .mtp import load_head
 from .older_fields import reading_later_fields
+from .output_heads import is_said, is_stored, without_copy
 from .own_attention import route
 from .recurrent import RecurrentState, recurrent_states
 from .vision_text import is_of_vision, text_classes
 
+_UNTIED = {"tie_word_embeddings": False}
 MODULES = ("mlx_lm.utils", "mlx_lm.models.cache", "mlx_lm.models.base")
 
 
@@ -44,7 +47,10 @@ class MlxLm:
         """The model, its weights not yet read, and its config. Loads no tokenizer and runs no code of the folder. With
         `headless` the weights are those of the decoder without its output head; its embeddings stand for the head."""
         more: dict[str, Any] = {"get_model_classes": self._classes}
-        if headless:
+        if not headless and is_stored(stored_tensors(folder)):
+            said = is_said(self._utils.load_config(folder))
+            more = {"get_model_classes": self._copied_head} if said else {**more, "model_config": _UNTIED}
+        elif headless:
             more = {"model_config": {"tie_word_embeddings": True}, "get_model_classes": self._headless}
         model, config = self._utils.load_model(folder, lazy=True, strict=True, trust_remote_code=False, **more)
         return model, dict(config)
@@ -61,6 +67,10 @@ class MlxLm:
     def _classes(self, config: dict[str, Any]) -> tuple[Any, Any]:
         found = text_classes(self._utils, config) if is_of_vision(config) else self._utils._get_classes(config)
         return found[0], reading_later_fields(found[1])
+
+    def _copied_head(self, config: dict[str, Any]) -> tuple[type, type]:
+        model, arguments = self._classes(config)
+        return without_copy(model), arguments
 
     def _headless(self, config: dict[str, Any]) -> tuple[type, type]:
         text = config.get("text_config")

@@ -23,6 +23,7 @@ from mlx.utils import tree_flatten
 
 from .draft_head import DraftHead, NoHead
 from .hooks import SelectingNorm, Selection, select
+from .older_fields import reading_later_fields
 
 _JOINT = "joint."
 _NORM = "model.norm.weight"
@@ -135,7 +136,7 @@ def load_head(utils: Any, folder: Path, target: Any, config: Mapping[str, Any]) 
 
     def classes(config: dict[str, Any]) -> tuple[type, type]:
         model, arguments = utils._get_classes(config)
-        return _head_class(model, family, layers), arguments
+        return _head_class(model, family, layers), reading_later_fields(arguments)
 
     module, _ = utils.load_model(
         folder, lazy=True, strict=True, trust_remote_code=False, model_config=changed, get_model_classes=classes

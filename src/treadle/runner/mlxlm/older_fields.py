@@ -8,26 +8,34 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 _TIED = "tie_word_embeddings"
 _ROTATIONS = "rope_parameters"
+_RENAMED: Mapping[str, str] = {
+    "rope_theta": "rope_theta",
+    "partial_rotary_factor": "partial_rotary_factor",
+    "rotary_emb_base": "rope_theta",  # of GPT-NeoX
+    "rotary_pct": "partial_rotary_factor",
+}
+"""Older fields by the names in a later configuration's rotations."""
+_GLOBAL: Mapping[str, str] = {"global_head_dim": "head_dim", "num_global_key_value_heads": "num_key_value_heads"}
 
 
-def with_older_fields(config: Mapping[str, Any]) -> dict[str, Any]:
-    """`config` with the older fields of the model and of its language model that it lacks."""
-    made, text = _filled(config), config.get("text_config")
+def with_older_fields(config: Mapping[str, Any], *, rotations: bool = True) -> dict[str, Any]:
+    """`config` with the older fields that it lacks, of the model and of its language model, those of `rotations` too."""
+    made, text = _filled(config, rotations), config.get("text_config")
     if isinstance(text, Mapping):
         tied = {_TIED: config[_TIED]} if _TIED in config else {}
-        made["text_config"] = tied | _filled(text)
+        made["text_config"] = tied | _filled(text, rotations)
     return made
 
 
 def reading_later_fields(arguments: Any) -> Any:
-    """The class of a model's `arguments`, made to read later fields; itself where it does."""
-    if _ROTATIONS in inspect.signature(arguments).parameters:
-        return arguments
-    return reading(arguments, with_older_fields)
+    """The class of a model's `arguments`, made to read later fields. Rotations are left to a class that reads them."""
+    rotations = _ROTATIONS not in inspect.signature(arguments).parameters
+    return reading(arguments, partial(with_older_fields, rotations=rotations))
 
 
 def reading(arguments: Any, changed: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
@@ -40,8 +48,10 @@ def reading(arguments: Any, changed: Callable[[dict[str, Any]], dict[str, Any]])
     return type(arguments.__name__, (arguments,), {"from_dict": classmethod(from_dict)})
 
 
-def _filled(part: Mapping[str, Any]) -> dict[str, Any]:
-    older = _rotations(part.get(_ROTATIONS))
+def _filled(part: Mapping[str, Any], rotations: bool) -> dict[str, Any]:
+    older = _global_heads(part.get("per_layer_config"))
+    if rotations:
+        older |= _rotations(part.get(_ROTATIONS))
     if "num_local_experts" in part:
         older["num_experts"] = part["num_local_experts"]
     return older | {name: value for name, value in part.items() if value is not None or name not in older}
@@ -54,10 +64,16 @@ def _rotations(later: Any) -> dict[str, Any]:
     full, sliding = later.get("full_attention", later), later.get("sliding_attention", {})
     if not isinstance(full, Mapping) or not isinstance(sliding, Mapping):
         return {}
-    older = {name: full[name] for name in ("rope_theta", "partial_rotary_factor") if name in full}
+    older = {older: full[name] for older, name in _RENAMED.items() if name in full}
     kind = full.get("type", full.get("rope_type", "default"))
-    if kind != "default" or "mrope_section" in full:
-        older["rope_scaling"] = {**full, "type": kind}
+    scaled = kind != "default" or "mrope_section" in full
+    older["rope_scaling"] = {**full, "type": kind} if scaled else None  # which some classes ask for
     if "rope_theta" in sliding:
         older["rope_local_base_freq"] = sliding["rope_theta"]
     return older
+
+
+def _global_heads(layers: Any) -> dict[str, Any]:
+    """Heads of Gemma 4's layers without a window, where the configuration has them by the layer."""
+    own = [layer for layer in layers.values() if isinstance(layer, Mapping)] if isinstance(layers, Mapping) else []
+    return {older: layer[name] for layer in own for older, name in _GLOBAL.items() if name in layer}

@@ -1,0 +1,47 @@
+"""Output heads where a configuration and the weights differ about them.
+
+mlx-lm takes the embeddings for the head of most models whose configuration does not say, and drops a head that is
+stored: other logits without a word. Where the configuration says that the embeddings are the head, a stored copy of
+them is refused by some classes and dropped by others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from mlx.utils import tree_flatten
+
+_TIED = ("tie_word_embeddings", "tie_embedding")
+_HEAD = "lm_head."
+
+
+def is_said(config: Mapping[str, Any]) -> bool:
+    """Whether a configuration says if the output head is the embedding."""
+    text = config.get("text_config")
+    parts = [config, text] if isinstance(text, Mapping) else [config]
+    return any(part.get(name) is not None for part in parts for name in _TIED)
+
+
+def is_stored(names: Iterable[str]) -> bool:
+    """Whether an output head is among tensors with these names."""
+    return any(_is_head(name) for name in names)
+
+
+def without_copy(model: type) -> type:
+    """Return the class `model`, made to drop a stored head that it has no place for. It has the name and the module of
+    `model`, by which its kind is known."""
+
+    def sanitize(self: Any, weights: dict[str, Any]) -> dict[str, Any]:
+        own = getattr(super(made, self), "sanitize", None)
+        found = weights if own is None else own(weights)
+        if is_stored(name for name, _ in tree_flatten(self.parameters())):
+            return dict(found)
+        return {name: array for name, array in found.items() if not _is_head(name)}
+
+    made = type(model.__name__, (model,), {"sanitize": sanitize, "__module__": model.__module__})
+    return made
+
+
+def _is_head(name: str) -> bool:
+    return name.startswith(_HEAD) or f".{_HEAD}" in name
