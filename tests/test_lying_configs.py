@@ -76,7 +76,6 @@ def test_a_value_that_is_absurd_is_served_or_refused_in_one_line(folder: Folder,
         ("mixtral", {"num_local_experts": "x"}, 'num_local_experts is "x"'),
         ("gptj", {"n_head": 0}, "a number can't be zero (n_head is 0)"),
         ("llama", {"quantization": {"bits": 7, "group_size": 64}}, "quantization: bits is 7"),
-        ("llama", {"quantization_config": {"bits": 4}}, "quantization_config.quant_method is null"),
     ],
 )
 def test_a_lie_is_refused_with_field_value_and_cure(

@@ -63,7 +63,7 @@ def estimate(request: ProbeRequest, kind: str, usable_bytes: int) -> Estimate:
     from ..runner.loading import expected
     from ..runner.loading.encoders import is_bidirectional
     from ..runner.loading.headless import is_headless
-    from ..runner.loading.load_errors import check_windows, model_errors
+    from ..runner.loading.load_errors import check_tensors, check_windows, model_errors
 
     assert request.folder is not None
     folder = Path(request.folder)
@@ -71,6 +71,7 @@ def estimate(request: ProbeRequest, kind: str, usable_bytes: int) -> Estimate:
     library = mlxlm.connect()
     with model_errors(folder, library):
         module, _ = library.load(folder, headless=is_headless(folder))
+        check_tensors(module, folder)
         check_windows(library, module, config, folder)
     parameters = library.parameters(module)
     dtype = "float32" if kind == "cpu" else _stored_dtype(folder)

@@ -19,8 +19,6 @@ _MOST = {int: _LARGEST, float: float("inf")}
 _SHOWN = 40
 _SIZES = re.compile(r"size|dim|rank|experts|width|heads|state|channels|embd|group")
 """Parts of names of fields that are sizes of weights."""
-_QUANT_METHODS = ("bitnet", "mxfp4", "mxfp8", "fp8", "compressed-tensors", "modelopt", "awq", "gptq")
-"""The formats of other programs that mlx-lm reads."""
 
 
 def read_config(folder: Path) -> Mapping[str, Any]:
@@ -47,13 +45,17 @@ def mistyped(config: Mapping[str, Any], types: Mapping[str, Any]) -> list[str]:
 
 
 def contradictions(config: Mapping[str, Any]) -> list[str]:
-    """Values that do not fit each other, or that mlx-lm does not read."""
-    found = [line for part in _parts(config) for line in _heads(part)]
-    quantized = config.get("quantization_config")
-    method = quantized.get("quant_method") if isinstance(quantized, Mapping) else None
-    if "quantization" not in config and isinstance(quantized, Mapping) and method not in _QUANT_METHODS:
-        found.append(f"quantization_config.quant_method is {_short(method)}, which mlx-lm does not read")
-    return found
+    """Values that do not fit each other."""
+    return [line for part in _parts(config) for line in _heads(part)]
+
+
+def foreign_format(config: Mapping[str, Any]) -> str:
+    """The format of another program that the weights are quantized in, in words; empty where there is none."""
+    stored = next((part["quantization_config"] for part in _parts(config) if part.get("quantization_config")), None)
+    if "quantization" in config or not isinstance(stored, Mapping):
+        return ""
+    names = [stored[name] for name in ("quant_method", "format", "quant_algo") if isinstance(stored.get(name), str)]
+    return " ".join(names) or _short(stored)
 
 
 def _heads(config: Mapping[str, Any]) -> list[str]:

@@ -9,18 +9,22 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
+
 from ...errors import ConfigError, ModelError, one_line
 from ..base import RunnerBroken
 from ..mlxlm import MlxLm
 from ..vision_names import names_of
-from .config_oddities import contradictions, dimensions, mistyped, oddities, read_config, zeros
+from .config_oddities import contradictions, dimensions, foreign_format, mistyped, oddities, read_config, zeros
 from .headless import tensor_names
 
+_SCALES = {"scales", "weight_scale"}
 _WRONG_SHAPE = re.compile(r"Expected shape \(([\d, ]*)\) but received shape \(([\d, ]*)\) for parameter (\S+)")
 _MISSING = re.compile(r"Missing (\d+) parameters:\s+([^\s,]+)")
 _SURPLUS = re.compile(r"Received (\d+) parameters not in model:\s+([^\s,]+(?:[\s,]+[^\s,]+){0,2})")
 _DEVICE_FAULT = re.compile(r"\bcu(da)?[A-Z]\w+\(.*failed|illegal memory access|misaligned address", re.IGNORECASE)
 _AGAIN = "download it again, or use another model"
+_OTHER_VERSION = "use a version in MLX's layout, such as one of mlx-community, or one that is not quantized"
 
 
 @contextlib.contextmanager
@@ -65,6 +69,9 @@ def _explained(error: Exception, folder: Path, library: MlxLm | None) -> str:
             f"{len(names)} of its tensors have names unknown for {config['model_type']}, such as {names[0]}; "
             "save it again by AutoModelForImageTextToText of transformers, or convert it by mlx_vlm.convert"
         )
+    if isinstance(error, (ValueError, UnboundLocalError, KeyError)) and (stored := foreign_format(config)):
+        detail = _disagreement(str(error), config).removesuffix(f"; {_AGAIN}") or f": {line}"
+        return f"mlx-lm does not read its weights, which another program quantized ({stored}){detail}; {_OTHER_VERSION}"
     if isinstance(error, ValueError):
         how = _disagreement(str(error), config) or f", or are not MLX's: {line}"
         return f"its weights and its config.json do not agree{how}"
@@ -94,6 +101,21 @@ def _disagreement(text: str, config: Mapping[str, Any]) -> str:
 
 def _shape(text: str) -> tuple[int, ...]:
     return tuple(int(size) for size in text.split(",") if size.strip())
+
+
+def check_tensors(module: Any, folder: Path) -> None:
+    """Raise ModelError where a layer without quantization has integers for weights, such as the bytes of FP8: mlx-lm
+    computes with them."""
+    for path, layer in module.named_modules():
+        if hasattr(layer, "bits") or not _SCALES.isdisjoint(layer):
+            continue
+        for name, value in layer.items():
+            if isinstance(value, mx.array) and not name.startswith("_") and not mx.issubdtype(value.dtype, mx.inexact):
+                kind = str(value.dtype).removeprefix("mlx.core.")
+                raise ModelError(
+                    f"{folder} can't be loaded: {path}.{name} is stored as {kind}, the format of another program, and "
+                    f"has no scales that mlx-lm reads: {_OTHER_VERSION}"
+                )
 
 
 def check_windows(library: MlxLm, module: Any, config: Mapping[str, Any], folder: Path) -> None:

@@ -33,7 +33,7 @@ from .compute_report import check_required, compute_path
 from .embeddings import embedding_of
 from .encoders import choose_encoder, is_bidirectional
 from .headless import is_headless
-from .load_errors import check_windows, model_errors
+from .load_errors import check_tensors, check_windows, model_errors
 from .model import LoadedModel
 from .probe import Probe, probe
 from .weights import dtype_of, for_device, read_weights
@@ -223,6 +223,7 @@ class _Read:
 def _read(library: MlxLm, folder: Path, kind: str) -> _Read:
     headless = is_headless(folder)
     module, config = library.load(folder, headless=headless)
+    check_tensors(module, folder)
     check_windows(library, module, config, folder)
     parameters = library.parameters(module)
     module = for_device(module, library, parameters, kind)

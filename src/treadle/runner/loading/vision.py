@@ -19,7 +19,7 @@ from ..mlxlm import with_older_fields
 from ..mlxvlm import NoTower, Picture, Tower, VisionFamily, connect, family_of, load_parts
 from ..vision.model import Vision
 from .config_oddities import read_config
-from .load_errors import model_errors
+from .load_errors import check_tensors, model_errors
 from .model import LoadedModel
 from .weights import for_device, read_weights
 
@@ -74,6 +74,7 @@ def _load(model: LoadedModel, family: VisionFamily, folder: Path, config: dict[s
         raise NoTower("its config.json names no image token (image_token_id)")
     with model_errors(folder):
         parts = load_parts(library, folder, config)
+        check_tensors(parts, folder)
         parameters = sum(int(array.size) for _, array in tree_flatten(parts.parameters()))
         parts = for_device(parts, model.library, parameters, model.device)
         nbytes = read_weights(parts, folder, model.device)

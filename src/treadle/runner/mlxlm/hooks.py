@@ -137,7 +137,7 @@ class SelectingNorm(nn.Module):  # type: ignore[misc]
         return self._selection
 
 
-def headless(model: type) -> type:
+def without_head(model: type) -> type:
     """Return the class `model` of a decoder, for weights that may be named without the decoder's prefix. It has the
     name and the module of `model`, by which its kind is known."""
 

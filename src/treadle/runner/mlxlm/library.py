@@ -21,7 +21,8 @@ from ..weight_files import stored_tensors
 from .caches import Caches
 from .compatibility import problems
 from .eagle import EagleShape, load_eagle
-from .hooks import Selection, headless, routed, select
+from .fp8 import dequantizing, is_scaled
+from .hooks import Selection, routed, select, without_head
 from .latent import by_heads
 from .mtp import load_head
 from .older_fields import reading_later_fields
@@ -30,7 +31,6 @@ from .own_attention import route
 from .recurrent import RecurrentState, recurrent_states
 from .vision_text import is_of_vision, text_classes
 
-_UNTIED = {"tie_word_embeddings": False}
 MODULES = ("mlx_lm.utils", "mlx_lm.models.cache", "mlx_lm.models.base")
 
 
@@ -46,12 +46,12 @@ class MlxLm:
     def load(self, folder: Path, *, headless: bool = False) -> tuple[Any, dict[str, Any]]:
         """The model, its weights not yet read, and its config. Loads no tokenizer and runs no code of the folder. With
         `headless` the weights are those of the decoder without its output head; its embeddings stand for the head."""
-        more: dict[str, Any] = {"get_model_classes": self._classes}
-        if not headless and is_stored(stored_tensors(folder)):
-            said = is_said(self._utils.load_config(folder))
-            more = {"get_model_classes": self._copied_head} if said else {**more, "model_config": _UNTIED}
-        elif headless:
-            more = {"model_config": {"tie_word_embeddings": True}, "get_model_classes": self._headless}
+        names, more = stored_tensors(folder), dict[str, Any]()
+        if headless:
+            more["model_config"] = {"tie_word_embeddings": True}
+        elif is_stored(names) and not is_said(self._utils.load_config(folder)):
+            more["model_config"] = {"tie_word_embeddings": False}
+        more["get_model_classes"] = partial(self._classes_of, names, headless=headless)
         model, config = self._utils.load_model(folder, lazy=True, strict=True, trust_remote_code=False, **more)
         return model, dict(config)
 
@@ -68,16 +68,17 @@ class MlxLm:
         found = text_classes(self._utils, config) if is_of_vision(config) else self._utils._get_classes(config)
         return found[0], reading_later_fields(found[1])
 
-    def _copied_head(self, config: dict[str, Any]) -> tuple[type, type]:
-        model, arguments = self._classes(config)
-        return without_copy(model), arguments
-
-    def _headless(self, config: dict[str, Any]) -> tuple[type, type]:
+    def _classes_of(self, names: Mapping[str, Any], config: dict[str, Any], *, headless: bool) -> tuple[type, type]:
+        """The classes of a model, made to read weights by these names."""
         text = config.get("text_config")
-        if isinstance(text, dict):
+        if headless and isinstance(text, dict):
             text["tie_word_embeddings"] = True  # the configuration that the model is made by
         model, arguments = self._classes(config)
-        return headless(model), arguments
+        if headless:
+            model = without_head(model)
+        if is_stored(names):
+            model = without_copy(model)
+        return dequantizing(model, config) if is_scaled(names) else model, arguments
 
     def field_types(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """The types of the fields that the architecture of `config` and its language model read, as far as they are

@@ -22,6 +22,7 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 
 from .draft_head import DraftHead, NoHead
+from .fp8 import dequantized
 from .hooks import SelectingNorm, Selection, select
 from .older_fields import reading_later_fields
 
@@ -136,7 +137,7 @@ def load_head(utils: Any, folder: Path, target: Any, config: Mapping[str, Any]) 
 
     def classes(config: dict[str, Any]) -> tuple[type, type]:
         model, arguments = utils._get_classes(config)
-        return _head_class(model, family, layers), reading_later_fields(arguments)
+        return _head_class(model, family, layers, config), reading_later_fields(arguments)
 
     module, _ = utils.load_model(
         folder, lazy=True, strict=True, trust_remote_code=False, model_config=changed, get_model_classes=classes
@@ -171,7 +172,7 @@ def _scale(norm: Any) -> Any:
     return 1 / weight
 
 
-def _head_class(model: Any, family: MtpFamily, layers: int) -> type:
+def _head_class(model: Any, family: MtpFamily, layers: int, config: Mapping[str, Any]) -> type:
     """Return the class `model` for a head of a model with so many layers, which is found among all weights."""
 
     def begin(self: Any, arguments: Any) -> None:
@@ -182,7 +183,7 @@ def _head_class(model: Any, family: MtpFamily, layers: int) -> type:
             _inner(self).ssm_idx = None  # there is no recurrent layer to make a mask for
 
     def sanitize(self: Any, weights: dict[str, Any]) -> dict[str, Any]:
-        found = _found(family, layers, weights)
+        found = _found(family, layers, dequantized(weights, config))
         return {**_changed(found, weights, partial(model.sanitize, self)), **_placeholders(self)}
 
     names = {"__init__": begin, "sanitize": sanitize, "__module__": model.__module__}

@@ -24,7 +24,7 @@ _GLOBAL: Mapping[str, str] = {"global_head_dim": "head_dim", "num_global_key_val
 
 
 def with_older_fields(config: Mapping[str, Any], *, rotations: bool = True) -> dict[str, Any]:
-    """`config` with the older fields that it lacks, of the model and of its language model, those of `rotations` too."""
+    """`config` with the older fields that it lacks, of the model and of its language model, `rotations` too."""
     made, text = _filled(config, rotations), config.get("text_config")
     if isinstance(text, Mapping):
         tied = {_TIED: config[_TIED]} if _TIED in config else {}
