@@ -11,8 +11,20 @@ from pathlib import Path
 from typing import Any
 
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
-_RENAMED = frozenset({"smolvlm", "idefics3", "lfm2_vl"})
-"""Types whose language models mlx-lm has, under other names (`runner/mlxlm/vision_text`)."""
+_RENAMED: Mapping[str, str] = {
+    "smolvlm": "mistral3",
+    "idefics3": "mistral3",
+    "lfm2_vl": "lfm2-vl",
+    "qwen2_vl_text": "qwen2_vl",
+    "qwen2_5_vl_text": "qwen2_vl",
+    "qwen3_vl_text": "qwen3_vl",
+    "qwen3_vl_moe_text": "qwen3_vl_moe",
+    "qwen3_5_text": "qwen3_5",
+    "qwen3_5_moe_text": "qwen3_5_moe",
+    "gemma3n_text": "gemma3n",
+    "gemma4_unified_text": "gemma4_text",
+}
+"""Types that mlx-lm has under other names, by its modules (`runner/mlxlm/vision_text`, `text_types`)."""
 _TYPES, _CLASSES = "MODEL_REMAPPING", "MODEL_ARCHITECTURE_REMAPPING"
 
 
@@ -22,13 +34,11 @@ def is_known(config: Mapping[str, Any]) -> bool | None:
     if folder is None:
         return None
     tables = _tables(folder)
-    kind, classes = config.get("model_type"), config.get("architectures") or ()
-    if kind in _RENAMED:
-        return True
+    kind, classes = str(config.get("model_type")), config.get("architectures") or ()
     names = (classes,) if isinstance(classes, str) else classes if isinstance(classes, list) else ()
     renamed = next((to for name in names if isinstance(name, str) and (to := tables[_CLASSES].get((kind, name)))), None)
-    name = renamed or tables[_TYPES].get(kind, kind)
-    return isinstance(name, str) and _NAME.fullmatch(name) is not None and _has_model(folder / "models" / f"{name}.py")
+    name = renamed or tables[_TYPES].get(kind, _RENAMED.get(kind, kind))
+    return _NAME.fullmatch(name) is not None and _has_model(folder / "models" / f"{name}.py")
 
 
 @functools.cache
@@ -38,9 +48,9 @@ def _has_model(module: Path) -> bool:
 
 
 def renamed() -> Mapping[str, str]:
-    """Return the model types that mlx-lm serves by the module of another one; empty if mlx-lm is not installed."""
+    """Return the model types that are served by mlx-lm's module of another one; empty if mlx-lm is not installed."""
     folder = _library()
-    return {} if folder is None else _tables(folder)[_TYPES]
+    return {} if folder is None else {**_tables(folder)[_TYPES], **_RENAMED}
 
 
 def _library() -> Path | None:

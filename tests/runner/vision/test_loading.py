@@ -20,10 +20,8 @@ from tests.runner.looped import Looped
 from tests.runner.vision.asked import VisionModel
 from tests.support.shared_pixels import SharedPixels
 from tests.support.tiny_vision import FAMILIES, config_of, make_reference, make_vision, pixels_of, quantizable
-from treadle.models.architectures import is_known
 from treadle.runner.build import build
 from treadle.runner.loading import vision as loading
-from treadle.runner.mlxlm import vision_text
 from treadle.runner.mlxvlm import NoTower, Tower, connect, family_of, library, load_parts
 
 
@@ -169,11 +167,6 @@ def test_a_tower_that_leaves_no_memory_for_caches_is_told() -> None:
     assert loading._left(30, 10) == 20
     with pytest.raises(NoTower, match="takes 10 B, and 10 B are there"):
         loading._left(10, 10)
-
-
-def test_models_that_are_read_by_other_names_are_known() -> None:
-    for kind in vision_text._OWN_TYPES:
-        assert is_known({"model_type": kind})
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -29,7 +29,7 @@ from .older_fields import reading_later_fields
 from .output_heads import is_said, is_stored, without_copy
 from .own_attention import route
 from .recurrent import RecurrentState, recurrent_states
-from .vision_text import is_of_vision, text_classes
+from .text_types import classes
 
 MODULES = ("mlx_lm.utils", "mlx_lm.models.cache", "mlx_lm.models.base")
 
@@ -65,8 +65,8 @@ class MlxLm:
         return load_eagle(self._utils, folder, config, shape)
 
     def _classes(self, config: dict[str, Any]) -> tuple[Any, Any]:
-        found = text_classes(self._utils, config) if is_of_vision(config) else self._utils._get_classes(config)
-        return found[0], reading_later_fields(found[1])
+        model, arguments = classes(self._utils, config)
+        return model, reading_later_fields(arguments)
 
     def _classes_of(self, names: Mapping[str, Any], config: dict[str, Any], *, headless: bool) -> tuple[type, type]:
         """The classes of a model, made to read weights by these names."""

@@ -25,6 +25,7 @@ from .draft_head import DraftHead, NoHead
 from .fp8 import dequantized
 from .hooks import SelectingNorm, Selection, select
 from .older_fields import reading_later_fields
+from .text_types import plain_classes
 
 _JOINT = "joint."
 _NORM = "model.norm.weight"
@@ -136,7 +137,7 @@ def load_head(utils: Any, folder: Path, target: Any, config: Mapping[str, Any]) 
     layers = int((text if nested else config)["num_hidden_layers"])
 
     def classes(config: dict[str, Any]) -> tuple[type, type]:
-        model, arguments = utils._get_classes(config)
+        model, arguments = plain_classes(utils, config)
         return _head_class(model, family, layers, config), reading_later_fields(arguments)
 
     module, _ = utils.load_model(
