@@ -20,7 +20,7 @@ from treadle.compose.texts import FOLDER_CHECK, TEXT_JOBS
 ROOT = Path(treadle.__file__).parent
 
 EVERYTHING = ("",)
-FOR_ALL = ("errors", "config", "installation", "units", "gc_pause")
+FOR_ALL = ("errors", "config", "installation", "units", "gc_pause", "weight_names")
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "errors": (),
     "host_names": (),
@@ -29,6 +29,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "keys": (),
     "installation": (),
     "units": (),
+    "weight_names": (),
     "gc_pause": (),
     "file_descriptors": (),
     "environment": (),

@@ -35,6 +35,16 @@ def refusal(folder: Path) -> str:
     return caught.value.message
 
 
+@pytest.mark.parametrize("name", ["base_model_name_or_path", "model"])
+def test_an_adapter_is_refused_with_the_name_of_its_model(folder: Path, name: str) -> None:
+    """As PEFT and mlx-lm save them."""
+    edit(folder / "adapter_config.json", lambda value: value.update({name: "Qwen/Qwen3-0.6B"}))
+    assert folder_checks.check(folder)
+    (folder / "model.safetensors").unlink()
+    (folder / "config.json").unlink()
+    assert 'is an adapter of "Qwen/Qwen3-0.6B", not a model: fuse both' in refusal(folder)
+
+
 def test_a_whole_folder_gives_its_config(folder: Path) -> None:
     assert folder_checks.check(folder)["model_type"] == "llama"
 

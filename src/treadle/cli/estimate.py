@@ -5,6 +5,7 @@ Runs in the probe's child: it asks mlx-lm for the model's classes and caches.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ from ..errors import ModelError
 from ..models import folder_checks, safetensors_file
 from ..text.folder import FolderConfig
 from ..units import size
+from ..weight_names import merged, weight_files
 
 if TYPE_CHECKING:
     from ..runner.loading.expected import Expected
@@ -128,16 +130,16 @@ def kv_cost(found: Expected, width: int, context: int) -> tuple[int, int] | None
 def _stored_dtype(folder: Path) -> str:
     """Return the floating type that most of the weights are stored in."""
     sizes: dict[str, int] = {}
-    for path in folder.glob("model*.safetensors"):
-        for tensor in safetensors_file.read_header(path).values():
-            if tensor.dtype in _FLOATS:
-                sizes[tensor.dtype] = sizes.get(tensor.dtype, 0) + tensor.end - tensor.start
+    for tensor in _tensors(folder):
+        if tensor.dtype in _FLOATS:
+            sizes[tensor.dtype] = sizes.get(tensor.dtype, 0) + tensor.end - tensor.start
     return _FLOATS[max(sizes, key=lambda name: sizes[name])] if sizes else "float16"
 
 
 def _weight_bytes(folder: Path) -> int:
-    return sum(
-        tensor.end - tensor.start
-        for path in folder.glob("model*.safetensors")
-        for tensor in safetensors_file.read_header(path).values()
-    )
+    return sum(tensor.end - tensor.start for tensor in _tensors(folder))
+
+
+def _tensors(folder: Path) -> Iterable[safetensors_file.Tensor]:
+    found, _ = merged((path, safetensors_file.read_header(path)) for path in weight_files(folder))
+    return found.values()

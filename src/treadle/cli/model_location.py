@@ -10,6 +10,7 @@ from ..errors import ModelError
 from ..models import ModelFolder, demo, hub, resolve
 from ..models.resolve import DEMO
 from ..units import size
+from ..weight_names import weight_files
 from . import hub_check
 from .findings import Finding, Mark
 
@@ -66,7 +67,7 @@ def _not_cached(settings: Settings) -> str:
 
 
 def _found(folder: ModelFolder) -> Finding:
-    size_bytes = sum(path.stat().st_size for path in folder.path.glob("model*.safetensors"))
+    size_bytes = sum(path.stat().st_size for path in weight_files(folder.path))
     facts = {
         "name": folder.name,
         "source": folder.source.value,

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePath
 
 from ..errors import ModelError
+from ..weight_names import is_weights
 from .remote import Listing, RemoteFile, read
 
 _CONCURRENCY = 8
@@ -35,7 +36,7 @@ def _top_level_files(listing: Listing) -> list[RemoteFile]:
 def _write_file(listing: Listing, file: RemoteFile, path: Path) -> None:
     if file.name in _STAND_IN:
         path.write_bytes(_STAND_IN[file.name])
-    elif path.match("model*.safetensors"):
+    elif is_weights(file.name):
         _write_weight_header(listing, file, path)
     elif path.suffix in (".json", ".jinja") and file.size <= _MAX_SMALL:
         path.write_bytes(read(listing, file.name, 0, file.size) if file.size else b"")

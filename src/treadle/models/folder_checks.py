@@ -12,17 +12,18 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from ..errors import ModelError
+from ..weight_names import INDEX, MODEL, merged, weight_files
 from . import architectures, config_checks, safetensors_file
 from .eagle_heads import is_eagle_head
 
 _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
-_INDEX = "model.safetensors.index.json"
 _CONFIGS = ("config.json", "tokenizer_config.json", "processor_config.json", "preprocessor_config.json")
 
 
 def check(folder: Path) -> dict[str, Any]:
     """Check the folder and return its config.json. Raises ModelError when it is incomplete or contains code, or is no
     model by itself."""
+    _refuse_adapter(folder)
     config = _read_object(folder / "config.json")
     if is_eagle_head(config):
         raise ModelError(
@@ -40,6 +41,19 @@ def check(folder: Path) -> dict[str, Any]:
     _check_layers(folder, config, _check_weights(folder))
     _check_tokenizer(folder)
     return config
+
+
+def _refuse_adapter(folder: Path) -> None:
+    """Raise ModelError where the folder holds an adapter (LoRA) of another model, without that model's weights."""
+    path = folder / "adapter_config.json"
+    if not path.is_file() or any(folder.glob(MODEL)):
+        return
+    config = _read_object(path)
+    base = next((config[name] for name in ("base_model_name_or_path", "model") if config.get(name)), "another model")
+    raise ModelError(
+        f"{folder} is an adapter of {_short(base)}, not a model: fuse both into one folder with `mlx_lm.fuse`, or "
+        "merge them with PEFT (`merge_and_unload`), and serve that"
+    )
 
 
 def is_head(folder: Path) -> bool:
@@ -135,22 +149,21 @@ def _check_layers(folder: Path, config: Mapping[str, Any], tensors: int) -> None
 
 def _check_weights(folder: Path) -> int:
     """Check the weight files; returns the number of tensors."""
-    weights = sorted(folder.glob("model*.safetensors"))
-    if not weights:
+    if not any(folder.glob(MODEL)):
         refuse_formats(str(folder), sorted(path.name for path in folder.iterdir() if path.is_file()))
     _check_index(folder)
-    tensors = sum(len(safetensors_file.read_header(path)) for path in weights)
+    tensors, _ = merged((path, safetensors_file.read_header(path)) for path in weight_files(folder))
     if not tensors:
         raise ModelError(f"{folder}: the safetensors files hold no tensors: download the model again")
-    return tensors
+    return len(tensors)
 
 
 def refuse_formats(model: str, names: list[str]) -> None:
     """Raise ModelError when no file of `names` holds weights in a supported format, naming the format found."""
-    if any(PurePath(name).match("model*.safetensors") and "/" not in name for name in names):
+    if any(PurePath(name).match(MODEL) and "/" not in name for name in names):
         return
     if found := [name for name in names if name.endswith(".safetensors")]:
-        raise ModelError(f"{model} has no model*.safetensors, only {found[0]}: use a model in MLX's layout")
+        raise ModelError(f"{model} has no {MODEL}, only {found[0]}: use a model in MLX's layout")
     if found := [name for name in names if name.lower().endswith(".gguf")]:
         raise ModelError(
             f"{model} has its weights as GGUF only ({found[0]}), not as safetensors: use a version in MLX's layout, "
@@ -161,11 +174,11 @@ def refuse_formats(model: str, names: list[str]) -> None:
             f"{model} has its weights as a pickle ({found[0]}), which can run code when it is read, so Treadle "
             "refuses it: use a safetensors version of the model"
         )
-    raise ModelError(f"{model} has no weights: no model*.safetensors")
+    raise ModelError(f"{model} has no weights: no {MODEL}")
 
 
 def _check_index(folder: Path) -> None:
-    path = folder / _INDEX
+    path = folder / INDEX
     if not path.is_file():
         return
     places = _read_object(path).get("weight_map", {})
@@ -174,7 +187,7 @@ def _check_index(folder: Path) -> None:
         if not isinstance(name, str) or not _is_inside(name):
             raise ModelError(f"{path} names a weight file outside the folder: {name!r}")
         if not (folder / name).is_file():
-            raise ModelError(f"{folder} is incomplete: {name}, named by {_INDEX}, is missing; download it again")
+            raise ModelError(f"{folder} is incomplete: {name}, named by {INDEX}, is missing; download it again")
 
 
 def _is_inside(name: str) -> bool:

@@ -14,13 +14,13 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError 
 from huggingface_hub.utils import build_hf_headers, filter_repo_objects, hf_raise_for_status  # type: ignore[attr-defined]
 
 from ..errors import ModelError
+from ..weight_names import WEIGHTS
 from . import hub_checks, hub_errors
 
 # Files that match no pattern, such as code and pickles, are never downloaded.
-WEIGHTS = "model*.safetensors"
 DENSE = "*_Dense/model.safetensors"
 """Layers behind the pooling of an embedding model (sentence-transformers)."""
-PATTERNS = [WEIGHTS, DENSE, "*.json", "*.jinja", "tokenizer.model", "*.txt"]
+PATTERNS = [*WEIGHTS, DENSE, "*.json", "*.jinja", "tokenizer.model", "*.txt"]
 TIMEOUT_S = 10.0
 _TRANSIENT = (408, 429, 500, 502, 503, 504)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from ...weight_names import INDEX
 from ..vision_names import EMBEDDINGS, HEAD, VisionNames, names_of
 from ..weight_files import stored_tensors
 from .config_oddities import read_config
@@ -34,7 +35,7 @@ def tensor_names(folder: Path) -> list[str]:
 def _lacks_head(folder: Path, names: list[str], vision: VisionNames) -> bool:
     """Whether a vision model has no head, also not in a file that was not downloaded."""
     try:
-        index = json.loads((folder / "model.safetensors.index.json").read_text(encoding="utf-8"))
+        index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
         names = [*names, *index["weight_map"]]
     except FileNotFoundError:
         pass

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -148,6 +148,19 @@ def without_head(model: type) -> type:
         return renamed if own is None else dict(own(renamed))
 
     made = type(model.__name__, (model,), {"sanitize": sanitize, "__module__": model.__module__})
+    return made
+
+
+def reading_others(model: Any, weights: Mapping[str, Any]) -> Any:
+    """Return the class `model`, for other `weights` than those that mlx-lm reads. It has the name and the module of
+    `model`, by which its kind is known."""
+
+    def sanitize(self: Any, read: Mapping[str, Any]) -> dict[str, Any]:
+        own = getattr(super(made, self), "sanitize", None)
+        return dict(weights) if own is None else dict(own(dict(weights)))
+
+    members: dict[str, Any] = {"sanitize": sanitize, "__module__": model.__module__}
+    made: Any = type(model.__name__, (model,), members)
     return made
 
 

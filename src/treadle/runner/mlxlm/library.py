@@ -17,12 +17,12 @@ import mlx.core as mx
 
 from ...errors import StartFailed
 from ...installation import pip_install, requirement
-from ..weight_files import stored_tensors
+from ..weight_files import stored_tensors, tensors_beside
 from .caches import Caches
 from .compatibility import problems
 from .eagle import EagleShape, load_eagle
 from .fp8 import dequantizing, is_scaled
-from .hooks import Selection, routed, select, without_head
+from .hooks import Selection, reading_others, routed, select, without_head
 from .latent import by_heads
 from .mtp import load_head
 from .older_fields import reading_later_fields
@@ -46,12 +46,12 @@ class MlxLm:
     def load(self, folder: Path, *, headless: bool = False) -> tuple[Any, dict[str, Any]]:
         """The model, its weights not yet read, and its config. Loads no tokenizer and runs no code of the folder. With
         `headless` the weights are those of the decoder without its output head; its embeddings stand for the head."""
-        names, more = stored_tensors(folder), dict[str, Any]()
+        stored, more = stored_tensors(folder), dict[str, Any]()
         if headless:
             more["model_config"] = {"tie_word_embeddings": True}
-        elif is_stored(names) and not is_said(self._utils.load_config(folder)):
+        elif is_stored(stored) and not is_said(self._utils.load_config(folder)):
             more["model_config"] = {"tie_word_embeddings": False}
-        more["get_model_classes"] = partial(self._classes_of, names, headless=headless)
+        more["get_model_classes"] = partial(self._classes_of, folder, stored, headless=headless)
         model, config = self._utils.load_model(folder, lazy=True, strict=True, trust_remote_code=False, **more)
         return model, dict(config)
 
@@ -68,17 +68,22 @@ class MlxLm:
         model, arguments = classes(self._utils, config)
         return model, reading_later_fields(arguments)
 
-    def _classes_of(self, names: Mapping[str, Any], config: dict[str, Any], *, headless: bool) -> tuple[type, type]:
-        """The classes of a model, made to read weights by these names."""
+    def _classes_of(
+        self, folder: Path, stored: Mapping[str, Any], config: dict[str, Any], *, headless: bool
+    ) -> tuple[type, type]:
+        """The classes of a model, made to read the `stored` tensors of its folder."""
         text = config.get("text_config")
         if headless and isinstance(text, dict):
             text["tie_word_embeddings"] = True  # the configuration that the model is made by
         model, arguments = self._classes(config)
         if headless:
             model = without_head(model)
-        if is_stored(names):
+        if is_stored(stored):
             model = without_copy(model)
-        return dequantizing(model, config) if is_scaled(names) else model, arguments
+        if is_scaled(stored):
+            model = dequantizing(model, config)
+        beside = tensors_beside(folder)
+        return model if beside is None else reading_others(model, beside), arguments
 
     def field_types(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """The types of the fields that the architecture of `config` and its language model read, as far as they are

@@ -21,6 +21,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 
+from ..weight_files import stored_tensors
 from .draft_head import DraftHead, NoHead
 from .fp8 import dequantized
 from .hooks import SelectingNorm, Selection, select
@@ -138,7 +139,8 @@ def load_head(utils: Any, folder: Path, target: Any, config: Mapping[str, Any]) 
 
     def classes(config: dict[str, Any]) -> tuple[type, type]:
         model, arguments = plain_classes(utils, config)
-        return _head_class(model, family, layers, config), reading_later_fields(arguments)
+        stored = dequantized(stored_tensors(folder), config)
+        return _head_class(model, family, layers, stored), reading_later_fields(arguments)
 
     module, _ = utils.load_model(
         folder, lazy=True, strict=True, trust_remote_code=False, model_config=changed, get_model_classes=classes
@@ -173,8 +175,8 @@ def _scale(norm: Any) -> Any:
     return 1 / weight
 
 
-def _head_class(model: Any, family: MtpFamily, layers: int, config: Mapping[str, Any]) -> type:
-    """Return the class `model` for a head of a model with so many layers, which is found among all weights."""
+def _head_class(model: Any, family: MtpFamily, layers: int, stored: Mapping[str, Any]) -> type:
+    """Return the class `model` for a head of a model with so many layers, which is found among all `stored` weights."""
 
     def begin(self: Any, arguments: Any) -> None:
         model.__init__(self, arguments)
@@ -184,8 +186,8 @@ def _head_class(model: Any, family: MtpFamily, layers: int, config: Mapping[str,
             _inner(self).ssm_idx = None  # there is no recurrent layer to make a mask for
 
     def sanitize(self: Any, weights: dict[str, Any]) -> dict[str, Any]:
-        found = _found(family, layers, dequantized(weights, config))
-        return {**_changed(found, weights, partial(model.sanitize, self)), **_placeholders(self)}
+        found = _found(family, layers, stored)
+        return {**_changed(found, stored, partial(model.sanitize, self)), **_placeholders(self)}
 
     names = {"__init__": begin, "sanitize": sanitize, "__module__": model.__module__}
     return type(model.__name__, (model,), names)
