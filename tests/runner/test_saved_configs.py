@@ -58,6 +58,18 @@ def test_a_class_that_asks_for_an_older_field_gets_it(architecture: str, moved: 
     assert same(logits(folder), before)
 
 
+@pytest.mark.parametrize("name", ["type", "rope_type"])
+@pytest.mark.parametrize("architecture", ["llama", "internlm2", "internlm3", "deepseek"])
+def test_the_kind_of_scaled_rotations_is_read_by_either_name(architecture: str, name: str, tmp_path: Path) -> None:
+    config = config_of(architecture)
+    folder = make_folder(tmp_path, config)
+    found = []
+    for names in (("type", "rope_type"), (name,)):
+        write_config(folder, {**config, "rope_scaling": {"factor": 4.0, **dict.fromkeys(names, "linear")}})
+        found.append(logits(folder))
+    assert same(*found)
+
+
 def test_experts_by_their_later_name_are_read_by_a_class_that_reads_rotations(tmp_path: Path) -> None:
     config = config_of("mellum")
     folder = make_folder(tmp_path, config)

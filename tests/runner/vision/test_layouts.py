@@ -89,7 +89,7 @@ def without_head(weights: dict[str, Any], family: str, layout: str) -> dict[str,
     return {name: array for name, array in rename(weights, family, layout).items() if "lm_head" not in name}
 
 
-@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl_moe", "gemma3", "smolvlm"])
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl_moe", "gemma3", "smolvlm", "pixtral"])
 def test_a_model_of_automodel_without_its_head_gives_embeddings_of_images(
     family: str, tmp_path: Path, model_of: ModelOf
 ) -> None:

@@ -26,7 +26,7 @@ from .hooks import Selection, reading_others, routed, select, without_head
 from .latent import by_heads
 from .mtp import load_head
 from .older_fields import reading_later_fields
-from .output_heads import is_said, is_stored, without_copy
+from .output_heads import is_said, is_stored, tied, without_copy
 from .own_attention import route
 from .recurrent import RecurrentState, recurrent_states
 from .text_types import classes
@@ -72,12 +72,9 @@ class MlxLm:
         self, folder: Path, stored: Mapping[str, Any], config: dict[str, Any], *, headless: bool
     ) -> tuple[type, type]:
         """The classes of a model, made to read the `stored` tensors of its folder."""
-        text = config.get("text_config")
-        if headless and isinstance(text, dict):
-            text["tie_word_embeddings"] = True  # the configuration that the model is made by
         model, arguments = self._classes(config)
         if headless:
-            model = without_head(model)
+            model, arguments = without_head(model), tied(arguments)
         if is_stored(stored):
             model = without_copy(model)
         if is_scaled(stored):

@@ -54,7 +54,16 @@ def _filled(part: Mapping[str, Any], rotations: bool) -> dict[str, Any]:
         older |= _rotations(part.get(_ROTATIONS))
     if "num_local_experts" in part:
         older["num_experts"] = part["num_local_experts"]
+    if isinstance(scaling := part.get("rope_scaling"), Mapping):
+        older["rope_scaling"] = _spelled(scaling)
+        part = {name: value for name, value in part.items() if name != "rope_scaling"}
     return older | {name: value for name, value in part.items() if value is not None or name not in older}
+
+
+def _spelled(scaling: Mapping[str, Any]) -> dict[str, Any]:
+    """Scaled rotations whose kind has its older and its later name: some classes know one of them alone."""
+    kind = scaling.get("type", scaling.get("rope_type"))
+    return dict(scaling) if kind is None else {"type": kind, "rope_type": kind, **scaling}
 
 
 def _rotations(later: Any) -> dict[str, Any]:

@@ -28,6 +28,20 @@ def is_stored(names: Iterable[str]) -> bool:
     return any(_is_head(name) for name in names)
 
 
+def tied(arguments: Any) -> Any:
+    """Return the class of a model's `arguments`, by which its language model takes its embeddings for the head.
+    Pixtral's says that it does not, whatever its configuration."""
+    inherited = arguments.from_dict
+
+    def from_dict(cls: Any, params: dict[str, Any]) -> Any:
+        made = inherited.__func__(cls, params)
+        if isinstance(text := getattr(made, "text_config", None), dict):
+            made.text_config = {**text, _TIED[0]: True}
+        return made
+
+    return type(arguments.__name__, (arguments,), {"from_dict": classmethod(from_dict)})
+
+
 def without_copy(model: type) -> type:
     """Return the class `model`, made to drop a stored head that it has no place for. It has the name and the module of
     `model`, by which its kind is known."""
