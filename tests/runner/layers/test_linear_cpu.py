@@ -82,9 +82,9 @@ def test_the_device_decides_in_earnest() -> None:
     model = Model()
     layers = FasterLayers(model, "cpu")
     x = mx.random.normal((200, 128))
-    expected = model.up(x)
+    expected = model.up(x), model.plain(x)
     layers.install()
-    assert type(model.plain) is nn.Linear
-    assert mx.allclose(model.up(x), expected, rtol=1e-4, atol=1e-4).item()
+    for found, wanted in zip((model.up(x), model.plain(x)), expected, strict=True):
+        assert mx.allclose(found, wanted, rtol=1e-4, atol=1e-4).item()
     (status,) = layers.statuses
     assert status.state in (KernelState.ACTIVE, KernelState.NOT_APPLICABLE)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from mlx_lm.models.rope_utils import Llama3RoPE, ProportionalRoPE, SuScaledRoPE, YarnRoPE
 
-from treadle.runner.layers.choose import FasterLayers
+from tests.runner.layers.models import installed_on_cpu
 from treadle.runner.layers.rotary_cpu import RotaryTables
 
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
@@ -24,12 +24,6 @@ KINDS: dict[str, Callable[[], Any]] = {
     "long": lambda: SuScaledRoPE(16, long_factor=[1.0 + i for i in range(8)]),
     "proportional": lambda: ProportionalRoPE(16, 8),
 }
-
-
-class Model(nn.Module):
-    def __init__(self, *layers: Any) -> None:
-        super().__init__()
-        self.layers = list(layers)
 
 
 @pytest.fixture
@@ -46,14 +40,6 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return counts
 
 
-def installed(*layers: Any) -> FasterLayers:
-    layers_ = FasterLayers(Model(*layers), "cpu")
-    layers_.install()
-    assert not layers_.rejected
-    assert len(layers_) == len(layers)
-    return layers_
-
-
 @pytest.mark.parametrize("width", [16, 24])
 @pytest.mark.parametrize("kind", KINDS)
 def test_tokens_of_many_sequences_are_rotated_as_by_the_model(kind: str, width: int, made: list[int]) -> None:
@@ -61,7 +47,7 @@ def test_tokens_of_many_sequences_are_rotated_as_by_the_model(kind: str, width: 
     x = mx.random.normal((7, 3, 1, width), key=mx.random.key(0))
     positions = mx.array([0, 1, 5, 999, 31, 32, 2000], mx.int32)
     wanted = layer(x, offset=positions)
-    installed(layer)
+    installed_on_cpu(layer)
     del made[:]
     np.testing.assert_allclose(layer(x, offset=positions), wanted, atol=2e-6)
     assert made == [7]
@@ -69,7 +55,7 @@ def test_tokens_of_many_sequences_are_rotated_as_by_the_model(kind: str, width: 
 
 def test_layers_with_the_same_parameters_make_the_angles_of_a_pass_once(made: list[int]) -> None:
     first, second, other = nn.RoPE(16), nn.RoPE(16), nn.RoPE(16, base=500.0)
-    installed(first, second, other)
+    installed_on_cpu(first, second, other)
     del made[:]
     x = mx.random.normal((5, 2, 1, 16), key=mx.random.key(0))
     for positions in (mx.arange(5), mx.arange(5, 10)):
@@ -84,7 +70,7 @@ def test_whole_sequences_and_other_types_are_left_to_the_model(made: list[int]) 
     x = mx.random.normal((2, 3, 6, 16), key=mx.random.key(0))
     some = [(x, 4), (x, mx.array([1, 2])), (x[:, :, :1].astype(mx.float16), mx.array([1, 2]))]
     wanted = [layer(*one) for one in some]
-    installed(layer)
+    installed_on_cpu(layer)
     del made[:]
     for one, expected in zip(some, wanted, strict=True):
         np.testing.assert_array_equal(layer(*one), expected)
@@ -94,7 +80,7 @@ def test_whole_sequences_and_other_types_are_left_to_the_model(made: list[int]) 
 def test_the_model_is_freed_with_its_tables() -> None:
     """Nothing has to wait for the garbage collector."""
     layer = nn.RoPE(16)
-    layers = installed(layer)
+    layers = installed_on_cpu(layer)
     layer(mx.zeros((1, 1, 1, 16)), offset=mx.array([3]))
     before = mx.get_active_memory()
     del layer, layers

@@ -11,11 +11,12 @@ import mlx.core as mx
 from ...core.compute_path import KernelName, KernelPolicy, KernelState, KernelStatus
 from ..device.cuda import CudaKernel, NewKernel
 from ..device.self_test import not_applicable
-from . import dense_experts
+from . import dense_experts, norms_cpu
 from .experts import ExpertMakers
 from .linear import LinearMakers
 from .linear_cpu import CpuLinearMakers
 from .mixtures import MixtureMakers
+from .plain_linear_cpu import PlainLinearMakers
 from .replace import Makers, ReplacedLayers
 from .rotary_cpu import RotaryMakers
 
@@ -34,13 +35,20 @@ class FasterLayers(ReplacedLayers):
         dtype = mx.float32 if none else self._linear.dtype
         self._experts = ExpertMakers(dtype, None if none else kernel)
         self._mixtures = MixtureMakers(dtype, None if none else kernel, self._experts, self._linear.tools_for)
+        self._module = module
         super().__init__(module, self._makers_for(device))
 
     def _makers_for(self, device: str) -> Makers:
         if device == "cuda":
             return {**self._linear.makers, **self._experts.makers, **self._mixtures.makers}
         if device == "cpu":
-            return {**CpuLinearMakers().makers, **dense_experts.makers(), **RotaryMakers().makers}
+            return {
+                **CpuLinearMakers().makers,
+                **PlainLinearMakers(self._module).makers,
+                **dense_experts.makers(),
+                **norms_cpu.makers(),
+                **RotaryMakers().makers,
+            }
         return {}
 
     def restrict(self, modules: Sequence[Any] | None) -> None:

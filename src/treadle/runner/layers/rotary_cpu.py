@@ -26,6 +26,11 @@ _KINDS = (
 )
 
 
+@partial(mx.compile, shapeless=True)
+def _combined(x: Any, partners: Any, own: Any, other: Any) -> Any:
+    return x * own + partners * other
+
+
 class RotaryTables:
     """Factors of the last positions, by the rotation `own`, which turns the first `dims` numbers: neighbours where it
     is `traditional`, else those half of them apart."""
@@ -44,8 +49,7 @@ class RotaryTables:
         width = x.shape[-1]
         if width not in self._factors:
             self._factors[width] = self._new_factors(width)
-        own, other = self._factors[width]
-        return x * own + self._partners(x) * other
+        return _combined(x, self._partners(x), *self._factors[width])
 
     def _partners(self, x: Any) -> Any:
         """Each number's partner in its rotation, in the place of the number."""
