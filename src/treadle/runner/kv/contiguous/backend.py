@@ -36,6 +36,7 @@ from ..slot_allocator import SlotTable
 from .buffer import STEP, Buffer
 from .layer import ContiguousLayer, ContiguousPass
 from .placing import place, place_last
+from .stack import Stacks
 
 PREFIX_BLOCK = 32
 """Tokens of a block that can be reused."""
@@ -128,6 +129,7 @@ class ContiguousBackend:
             ContiguousLayer(i, window, self._step, matmuls=matmuls, latent=latent[i], chunked=chunked[i])
             for i, window in enumerate(config.windows)
         ]
+        self._stacks = Stacks([layer.stacks for layer in self.layers])
         self._recurrent = None
         if config.recurrent is not None:
             self._recurrent = RecurrentGroup(config.recurrent, config.slots, RecurrentOperations())
@@ -257,6 +259,8 @@ class ContiguousBackend:
                 self._attach_state(state, state.committed, last)
             self._store.flush()
             self._trim()
+        if state is not None:
+            self._stacks.release(state.buffers)
         if state is not None and self._recurrent is not None:
             self._recurrent.slots.release(state.slots)
 
@@ -265,6 +269,7 @@ class ContiguousBackend:
             if self._recurrent is not None and sequence.kv is not None:
                 self._recurrent.slots.release(sequence.kv.slots)
             sequence.kv = None
+        self._stacks.dissolve()
         self._step.clear()  # the pass that failed did not
 
     # Passes ------------------------------------------------------------------------------------------------------
@@ -290,7 +295,8 @@ class ContiguousBackend:
         batch = RaggedBatch(self.order(segments))
         self.begin(batch)
         done = self._forward.run(batch, previous, hidden=hidden)
-        done.arrays = [(b.keys, b.values) for segment in batch.segments for b in segment.sequence.kv.buffers]
+        arrays = (array for segment in batch.segments for b in segment.sequence.kv.buffers for array in b.arrays)
+        done.arrays = list({id(array): array for array in arrays}.values())
         if self._recurrent is not None:
             done.arrays += self._recurrent.take_written()
         self._step.clear()
@@ -312,6 +318,8 @@ class ContiguousBackend:
         for one in placed:  # a pass that is computed again writes over its first results
             for buffer in one.buffers:
                 buffer.cut(one.end - one.count)
+        stacked = self._step.singles and batch.columns is None
+        self._step.stacks = self._stacks.follow([one.buffers for one in self._step.singles]) if stacked else ()
 
     def _narrow(self, batch: RaggedBatch) -> None:
         """Note the tokens that reach the head: at most one of each segment, where the last layer may be narrowed."""
@@ -351,7 +359,7 @@ class ContiguousBackend:
         if any(buffer.base > start for buffer in state.buffers):
             state.shares = False
             return
-        size = max(1, sum(buffer.nbytes * len(tokens) // buffer.keys.shape[2] for buffer in state.buffers))
+        size = max(1, sum(buffer.token_bytes * len(tokens) for buffer in state.buffers))
         handle = self._store.new_handle()
         done = self._index.insert(state.node, sequence.salt, tokens, handle, size, sequence.id)
         self._free(done.freed)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
+
+if TYPE_CHECKING:
+    from .stack import Stack
 
 STEP = 256
 """Tokens by which a buffer grows."""
@@ -13,10 +16,11 @@ STEP = 256
 class Buffer:
     """Tokens `base` to `end` of a sequence: `keys` and `values` (1, kv heads, capacity, D), evaluated or about to be.
 
-    With a `window`, tokens that no later one sees are dropped, except for the last `slack` of them.
+    With a `window`, tokens that no later one sees are dropped, except for the last `slack` of them. In a `stack` with
+    other sequences it has no arrays of its own, until it leaves that.
     """
 
-    __slots__ = ("base", "end", "keys", "nbytes", "slack", "values", "window")
+    __slots__ = ("base", "end", "keys", "nbytes", "row", "slack", "stack", "values", "window")
 
     def __init__(self, window: int, slack: int) -> None:
         self.window = window
@@ -26,10 +30,37 @@ class Buffer:
         self.keys: Any = None
         self.values: Any = None
         self.nbytes = 0
+        self.stack: Stack | None = None
+        self.row = 0
+
+    @property
+    def arrays(self) -> tuple[Any, Any]:
+        """The arrays that hold its keys and values, its own or those of its stack."""
+        return (self.keys, self.values) if self.stack is None else (self.stack.keys, self.stack.values)
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of a token."""
+        return self.nbytes // int(self.arrays[0].shape[2])
+
+    def join(self, stack: Stack, row: int) -> None:
+        """Become the `row` of a stack, which has its tokens."""
+        self.stack, self.row = stack, row
+        self.keys = self.values = None
+        self.nbytes = stack.row_bytes
+
+    def leave(self) -> None:
+        """Leave the stack, if it is in one, which is broken then."""
+        if self.stack is not None:
+            self.stack.broken = True
+            self.keys, self.values = self.stack.part(self.row, 0, None)
+            self.nbytes = int(self.keys.nbytes + self.values.nbytes)
+            self.stack = None
 
     def append(self, keys: Any, values: Any) -> None:
         """Append `keys` and `values` (1, kv heads, n, D)."""
         count = keys.shape[2]
+        self.leave()
         if self.keys is None or self.end - self.base + count > self.keys.shape[2]:
             self._grow(count, keys, values)
         at = self.end - self.base
@@ -49,7 +80,9 @@ class Buffer:
     def cut(self, end: int) -> None:
         """Forget the tokens from `end` on."""
         assert self.base <= end <= self.end
-        self.end = end
+        if end < self.end:
+            self.leave()
+            self.end = end
 
     def last(self, count: int) -> tuple[Any, Any]:
         """Keys and values of the last `count` tokens."""
@@ -59,6 +92,8 @@ class Buffer:
         """Keys and values of tokens `start` to `end`, which must be there."""
         assert self.base <= start <= end <= self.end
         a, b = start - self.base, end - self.base
+        if self.stack is not None:
+            return self.stack.part(self.row, a, b)
         if a == 0 and b == self.keys.shape[2]:
             return self.keys, self.values
         return self.keys[..., a:b, :], self.values[..., a:b, :]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
@@ -14,6 +14,7 @@ from ...mlxlm import FETCHED, LayerWritten, Window, identity
 from ..seen_queries import Seen
 from .buffer import Buffer
 from .placing import PlacedSegment
+from .stack import Stack
 
 
 @dataclass
@@ -21,7 +22,8 @@ class ContiguousPass:
     """A step's data that all layers share: segments of one token, longer ones behind them, the tokens' positions
     (T,). `wanted` are the tokens that reach the head, as segments of one token, where these are fewer than all and the
     last layer may compute them alone, at the positions `ends`. Where the pass is observed, `seen` gets the queries of
-    layers that see all tokens."""
+    layers that see all tokens. `stacks` of layers hold the sequences of the single tokens, and `masks` what is seen of
+    them."""
 
     singles: Sequence[PlacedSegment] = ()
     longer: Sequence[PlacedSegment] = ()
@@ -31,11 +33,15 @@ class ContiguousPass:
     seen: list[Seen] | None = None
     writes: bool = True
     attends: bool = True
+    stacks: Sequence[Stack | None] = ()
+    masks: dict[Any, Any] = field(default_factory=dict)
 
     def clear(self) -> None:
         """Keep no sequence that leaves."""
         self.singles = self.longer = ()
         self.wanted = None
+        self.stacks = ()
+        self.masks.clear()
 
     @contextmanager
     def writing(self) -> Iterator[None]:
@@ -50,12 +56,13 @@ class ContiguousPass:
     def narrowed(self) -> Iterator[None]:
         """Let layers attend for the `wanted` tokens alone inside the block, and take no keys and values."""
         assert self.wanted is not None
-        before = self.singles, self.longer, self.positions
+        before = self.singles, self.longer, self.positions, self.stacks
         self.singles, self.longer, self.positions, self.writes = self.wanted, (), self.ends, False
+        self.stacks = ()
         try:
             yield
         finally:
-            self.singles, self.longer, self.positions = before
+            self.singles, self.longer, self.positions, self.stacks = before
             self.writes = True
 
     def check_attends(self) -> None:
@@ -108,8 +115,12 @@ class ContiguousLayer:
 
     def _append(self, keys: Any, values: Any) -> None:
         count = len(self._step.singles)
+        if (stack := self._stack) is not None:
+            whole = keys.shape[0] == count
+            stack.append(*((keys, values) if whole else (keys[:count], values[:count])))
+            count = 0
         for segment, own_keys, own_values in zip(
-            self._step.singles, _rows(keys, count), _rows(values, count), strict=True
+            self._step.singles[:count], _rows(keys, count), _rows(values, count), strict=True
         ):
             self._buffer(segment).append(own_keys, own_values)
         for segment in self._step.longer:
@@ -142,6 +153,8 @@ class ContiguousLayer:
         return parts[0] if len(parts) == 1 else mx.concatenate(parts)
 
     def _attend_singles(self, queries: Any, scale: float, window: int, sinks: Any | None, softcap: float) -> list[Any]:
+        if (stack := self._stack) is not None:
+            return [self._attend_stacked(stack, queries, scale, window, sinks, softcap)]
         seen = [self._seen(segment, window) for segment in self._step.singles]
         if not seen:
             return []
@@ -159,6 +172,18 @@ class ContiguousLayer:
         ]
         out = parts[0] if count == 1 else mx.concatenate(parts)
         return [out.reshape(count, -1, 1, out.shape[-1])]
+
+    def _attend_stacked(
+        self, stack: Stack, queries: Any, scale: float, window: int, sinks: Any | None, softcap: float
+    ) -> Any:
+        keys, values, mask = stack.seen(window, self._step.masks)
+        count, heads = keys.shape[:2]
+        grouped = (queries if queries.shape[0] == count else queries[:count]) * scale
+        grouped = grouped.reshape(count, heads, -1, queries.shape[-1])
+        if sinks is not None:
+            sinks = mx.broadcast_to(sinks.reshape(1, heads, -1, 1).astype(grouped.dtype), (*grouped.shape[:3], 1))
+        out = _attend_by_matmuls(grouped, keys, values, softcap, mask, sinks)
+        return out.reshape(count, -1, 1, out.shape[-1])
 
     def _longer(self) -> Iterator[PlacedSegment]:
         """The segments of several tokens, in a chunked layer as parts that are in one chunk each."""
@@ -193,12 +218,16 @@ class ContiguousLayer:
         and their `rotated` parts, which are scaled already."""
         self._step.check_attends()
         queries, singles = queries * scale, self._step.singles
-        parts = [
-            _attend_to_latents(own, own_rotated, *self._seen(segment, 0))
-            for own, own_rotated, segment in zip(
-                _rows(queries, len(singles)), _rows(rotated, len(singles)), singles, strict=True
-            )
-        ]
+        if (stack := self._stack) is not None:
+            count = len(singles)
+            parts = [_attend_to_latents(queries[:count], rotated[:count], *stack.seen(0, self._step.masks))]
+        else:
+            parts = [
+                _attend_to_latents(own, own_rotated, *self._seen(segment, 0))
+                for own, own_rotated, segment in zip(
+                    _rows(queries, len(singles)), _rows(rotated, len(singles)), singles, strict=True
+                )
+            ]
         for segment in self._step.longer:
             latent, rotated_keys = self._seen(segment, 0)
             own = mx.concatenate([_part_of(queries, segment), _part_of(rotated, segment)], axis=-1)
@@ -235,6 +264,16 @@ class ContiguousLayer:
             out = _attend_to_chosen(own, keys, values, choice)
             parts.append(out[0].transpose(1, 0, 2)[:, :, None])
         return parts[0] if len(parts) == 1 else mx.concatenate(parts)
+
+    @property
+    def stacks(self) -> bool:
+        """Whether sequences may be stacked: not in chunks, which begin in columns of their own."""
+        return self._matmuls and not self._chunk
+
+    @property
+    def _stack(self) -> Stack | None:
+        stacks = self._step.stacks
+        return stacks[self._index] if stacks else None
 
     def writing(self) -> AbstractContextManager[None]:
         return self._step.writing()
@@ -278,20 +317,25 @@ def _attend_by_matmuls(
     queries: Any, keys: Any, values: Any, softcap: float, mask: Any | None = None, sinks: Any | None = None
 ) -> Any:
     """Attention of scaled queries, with scores that are capped (0: not), and with `sinks` (1, kv heads, n, 1), the
-    scores of a token without a value."""
+    scores of a token without a value. A `mask` says what is seen, or is added to scores."""
     scores = queries @ keys.swapaxes(-1, -2)
     if softcap:
         scores = mx.tanh(scores / softcap) * softcap
-    if mask is not None:
+    if mask is not None and mask.dtype != mx.bool_:
+        scores = scores + mask
+    elif mask is not None:
         scores = mx.where(mask, scores, mx.array(mx.finfo(scores.dtype).min, scores.dtype))
     if sinks is None:
         return mx.softmax(scores, axis=-1, precise=True) @ values
     return mx.softmax(mx.concatenate([sinks, scores], axis=-1), axis=-1, precise=True)[..., 1:] @ values
 
 
-def _attend_to_latents(queries: Any, rotated: Any, latents: Any, rotated_keys: Any) -> Any:
-    """Attention (1, heads, 1, DV) of one token's scaled `queries` of that shape, and of their rotated parts."""
+def _attend_to_latents(queries: Any, rotated: Any, latents: Any, rotated_keys: Any, mask: Any | None = None) -> Any:
+    """Attention (B, heads, 1, DV) of one token's scaled `queries` of each sequence, of that shape, and of their rotated
+    parts. A `mask` is added to scores."""
     scores = queries.swapaxes(1, 2) @ latents.swapaxes(-1, -2) + rotated.swapaxes(1, 2) @ rotated_keys.swapaxes(-1, -2)
+    if mask is not None:
+        scores = scores + mask
     return (mx.softmax(scores, axis=-1, precise=True) @ latents).swapaxes(1, 2)
 
 
