@@ -9,9 +9,10 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 import pytest
-from mlx_lm.models import gemma, gemma3_text
+from mlx_lm.models import gemma, gemma3_text, qwen3_next
 
 from tests.runner.layers.models import installed_on_cpu
+from treadle.runner.device.norm_cpu import normed
 
 COLUMNS = 96
 KINDS: dict[str, Callable[[], Any]] = {
@@ -55,3 +56,24 @@ def test_norms_without_a_weight_or_in_half_precision_stay_the_models(weight: Any
     else:
         layer.weight = weight
     assert len(installed_on_cpu(layer, count=0)) == 0
+
+
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
+@pytest.mark.parametrize("rows", [2, 100])
+def test_gated_norms_are_those_of_the_model(rows: int, dtype: Any) -> None:
+    layer = qwen3_next.Qwen3NextRMSNormGated(COLUMNS)
+    layer.weight = mx.random.normal((COLUMNS,), key=mx.random.key(0))
+    x, gate = (mx.random.normal((rows, 1, 3, COLUMNS), key=mx.random.key(i)).astype(dtype) for i in range(2))
+    wanted = [layer(x, gate), layer(x)]
+    installed_on_cpu(layer)
+    for found, expected in zip([layer(x, gate), layer(x)], wanted, strict=True):
+        assert found.dtype == expected.dtype
+        np.testing.assert_allclose(found.astype(mx.float32), expected.astype(mx.float32), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("rows", [1, 100])
+def test_norms_without_a_weight_and_with_a_factor(rows: int) -> None:
+    x = mx.random.normal((rows, 1, 2, COLUMNS), key=mx.random.key(0))
+    wanted = mx.fast.rms_norm(x, None, 1e-3)
+    np.testing.assert_allclose(normed(x, 1e-3), wanted, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(normed(x, 1e-3, 0.25), wanted * 0.25, rtol=1e-4, atol=1e-6)

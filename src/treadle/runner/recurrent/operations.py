@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache, partial
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 
+from ..device.norm_cpu import normed
 from . import chunked
 from .mixing import Mixing
 from .slot_arrays import SlotArrays
@@ -17,7 +19,11 @@ _Result = tuple[Any, Any]
 
 
 class RecurrentOperations:
-    """What `RecurrentKernels` computes, with the same arguments; pools are `SlotArrays`. States stay in float32."""
+    """What `RecurrentKernels` computes, with the same arguments; pools are `SlotArrays`. States stay in float32. On a
+    `cpu` MLX has no norm of one operation, which is compiled instead."""
+
+    def __init__(self, *, cpu: bool = False) -> None:
+        self._normed = normed if cpu else _normed
 
     def new_pool(self, slots: int, shape: Sequence[int], dtype: Any) -> SlotArrays:
         """A pool of `slots` states of `shape`."""
@@ -65,11 +71,9 @@ class RecurrentOperations:
         """Gated delta rule (T, 1, Hv, Dv)."""
         if norm is not None:
             query_scale, key_scale, epsilon = norm.scales
-            q, k = (mx.fast.rms_norm(x.astype(mx.float32), None, epsilon) for x in (q, k))
-            q, k = q * query_scale, k * key_scale
-        rates, a = mx.exp(a_log.astype(mx.float32)), a.astype(mx.float32) + dt_bias
-        logs = -rates * nn.softplus(a) if lower_bound is None else lower_bound * mx.sigmoid(rates * a)
-        beta = mx.sigmoid(b.astype(mx.float32)) * largest_beta
+            q = self._normed(q.astype(mx.float32), epsilon, query_scale)
+            k = self._normed(k.astype(mx.float32), epsilon, key_scale)
+        logs, beta = _delta_gates(lower_bound, largest_beta)(a, b, a_log, dt_bias)
         return _each(step, pool, [q, k, v, logs, beta], _delta_step, _one(chunked.delta)).astype(v.dtype)
 
     def selective(
@@ -158,17 +162,54 @@ def _one(form: Callable[..., _Result]) -> Callable[..., _Result]:
     return several
 
 
+def _normed(x: Any, eps: float, scale: float) -> Any:
+    return mx.fast.rms_norm(x, None, eps) * scale
+
+
+@cache
+def _delta_gates(lower_bound: float | None, largest_beta: float) -> Callable[..., _Result]:
+    """A function that makes the logarithms of decays and the betas of a gated delta rule."""
+
+    @partial(mx.compile, shapeless=True)
+    def gates(a: Any, b: Any, a_log: Any, dt_bias: Any) -> _Result:
+        rates, a = mx.exp(a_log.astype(mx.float32)), a.astype(mx.float32) + dt_bias
+        logs = -rates * nn.softplus(a) if lower_bound is None else lower_bound * mx.sigmoid(rates * a)
+        return logs, mx.sigmoid(b.astype(mx.float32)) * largest_beta
+
+    return gates
+
+
 def _delta_step(q: Any, k: Any, v: Any, logs: Any, beta: Any, state: Any) -> _Result:
     q, k = (_columns(x, v) for x in (q, k))
-    state = state * mx.exp(logs[:, 0, :, None, None] if logs.ndim == 3 else logs[:, 0, :, None])
-    off = (v[:, 0] - (state @ k).squeeze(-1)) * beta[:, 0, :, None]
-    state = state + off[..., None] * k.swapaxes(-1, -2)
+    state = _decayed(state, logs[:, 0, :, None, None] if logs.ndim == 3 else logs[:, 0, :, None])
+    off = _off(v[:, 0, ..., None], state @ k, beta[:, 0, :, None, None])
+    state = _moved(state, off, k.swapaxes(-1, -2))
     return (state @ q).squeeze(-1)[:, None], state
+
+
+@partial(mx.compile, shapeless=True)
+def _decayed(state: Any, logs: Any) -> Any:
+    return state * mx.exp(logs)
+
+
+@partial(mx.compile, shapeless=True)
+def _off(v: Any, seen: Any, beta: Any) -> Any:
+    return (v - seen) * beta
+
+
+@partial(mx.compile, shapeless=True)
+def _moved(state: Any, v: Any, k: Any) -> Any:
+    return state + v * k
+
+
+@partial(mx.compile, shapeless=True)
+def _decayed_and_moved(state: Any, logs: Any, v: Any, k: Any) -> Any:
+    return state * mx.exp(logs) + v * k
 
 
 def _linear_step(q: Any, k: Any, v: Any, logs: Any, state: Any) -> _Result:
     q, k = (_columns(x, v) for x in (q, k))
-    state = state * mx.exp(logs[:, 0, :, None, None]) + v[:, 0, ..., None] * k.swapaxes(-1, -2)
+    state = _decayed_and_moved(state, logs[:, 0, :, None, None], v[:, 0, ..., None], k.swapaxes(-1, -2))
     return (state @ q).squeeze(-1)[:, None], state
 
 

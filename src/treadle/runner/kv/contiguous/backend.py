@@ -132,7 +132,8 @@ class ContiguousBackend:
         self._stacks = Stacks([layer.stacks for layer in self.layers])
         self._recurrent = None
         if config.recurrent is not None:
-            self._recurrent = RecurrentGroup(config.recurrent, config.slots, RecurrentOperations())
+            operations = RecurrentOperations(cpu=config.device == "cpu")
+            self._recurrent = RecurrentGroup(config.recurrent, config.slots, operations)
         slots = () if self._recurrent is None else self._recurrent.layers
         caches = self.layers if config.layout is None else config.layout.caches(self.layers, slots)
         self._forward = ForwardPass(module, caches, config.selection)

@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import mlx.core as mx
 
-if TYPE_CHECKING:
-    from .stack import Stack
-
 STEP = 256
 """Tokens by which a buffer grows."""
+
+
+class SharedArrays(Protocol):
+    """Arrays of several buffers (`stack.Stack`), each of which has a row."""
+
+    keys: Any
+    values: Any
+    broken: bool
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of each row."""
+        ...
+
+    def part(self, row: int, start: int, end: int | None) -> tuple[Any, Any]:
+        """Keys and values (1, kv heads, n, D) of those of a row's tokens that are held; None: to the capacity."""
+        ...
 
 
 class Buffer:
@@ -30,7 +44,7 @@ class Buffer:
         self.keys: Any = None
         self.values: Any = None
         self.nbytes = 0
-        self.stack: Stack | None = None
+        self.stack: SharedArrays | None = None
         self.row = 0
 
     @property
@@ -43,7 +57,7 @@ class Buffer:
         """Bytes of a token."""
         return self.nbytes // int(self.arrays[0].shape[2])
 
-    def join(self, stack: Stack, row: int) -> None:
+    def join(self, stack: SharedArrays, row: int) -> None:
         """Become the `row` of a stack, which has its tokens."""
         self.stack, self.row = stack, row
         self.keys = self.values = None
