@@ -139,6 +139,18 @@ def test_trials_take_a_two_hundredth_of_the_time_with_the_steps_behind_them() ->
     assert 0.994 <= engine.gain(2000) / plain.gain(2000) < 0.999
 
 
+def test_a_run_that_gains_is_not_ended_for_a_trial_of_plain_steps_at_its_beginning() -> None:
+    """Plain steps were measured just before. Later ones are measured for a two hundredth of the time."""
+    engine = Engine(UNPREPARED, 1, lambda _: 0.6, UNPREPARED.budget())
+    engine.run(60)
+    verifies = [plan.verifies for plan in engine.plans if plan.decode]
+    assert all(verifies[verifies.index(True) :])
+    engine = Engine(UNPREPARED, 1, lambda _: 1.0, UNPREPARED.budget())
+    engine.run(2000)
+    plain = sum(not plan.verifies for plan in engine.plans[60:])
+    assert 4 <= plain < 0.02 * 2000
+
+
 def test_drafts_that_are_computed_when_asked_for_need_not_follow_the_token_in_flight() -> None:
     """Those that were looked up must: the step in flight samples the first of them."""
     chosen = {}

@@ -32,6 +32,7 @@ GAIN = 1.02  # tokens per second over those of plain decoding, from which on dra
 TRIAL_SHARE = 0.005  # of the time
 TRIAL_TOKENS = 4
 FIRST_CREDIT_STEPS = 2.25  # for the trials of a server that knows nothing: under 2 % of 128 steps, and owed
+RUN_CREDIT_STEPS = 5.0  # that a run may lose of what it has gained
 PLAIN_TRIAL_STEPS = 4  # the first of them waits for the step before
 FIRST_ENDS = 0.125  # of steps that verify are the last of their run, before anything is known
 FORGET = 0.9  # weight of the past against each new step
@@ -57,7 +58,7 @@ class _Run:
         if self.rows:
             plain_s = costs.plain_s(self.rows)
             lost_s = slower_s(costs, self.rows, self.drafts) - plain_s * self.accepted / self.rows
-            self.lost_s = max(-FIRST_CREDIT_STEPS * plain_s, self.lost_s + lost_s)
+            self.lost_s = max(-RUN_CREDIT_STEPS * plain_s, self.lost_s + lost_s)
         self.rows = self.drafts = self.accepted = 0
 
 
@@ -75,6 +76,7 @@ class DraftBudget:
     reason: str = NOTHING_READY
     verifies: bool = False
     _credit_s: float = 0.0
+    _plain_credit_s: float = 0.0  # for a trial of plain steps, since the last one
     _owed_s: float | None = None  # of the first credit, which is earned before any other; None before it is given
     _run: _Run = field(default_factory=_Run)
     _ratios: dict[int, dict[int, float]] = field(default_factory=dict)
@@ -171,12 +173,13 @@ class DraftBudget:
     def observe_plain(self, rows: int, seconds: float) -> None:
         """Learn from a plain step of `rows` sequences that followed another."""
         self._earn(seconds)
+        self._plain_credit_s = 0.0
         self._ends += TRIAL_SHARE * (FIRST_ENDS - self._ends)
         self.costs.observe_plain(rows, seconds)
 
     def observe_verifying(self, rows: int, drafts: int, seconds: float) -> None:
         """Learn from a step of `rows` sequences that verified `drafts` tokens in all."""
-        self._earn(seconds)
+        self._plain_credit_s += TRIAL_SHARE * seconds
         self.costs.observe_verifying(rows, drafts, seconds)
 
     def _observe_end(self, ended: bool) -> None:
@@ -246,9 +249,9 @@ class DraftBudget:
     def _tries_plain(self, rows: int, gain: float) -> bool:
         """Begin a few plain steps, where there is credit for what they take longer."""
         cost_s = PLAIN_TRIAL_STEPS * self.costs.plain_s(rows) * (1 - 1 / gain)
-        if cost_s > self._credit_s:
+        if cost_s + self.costs.refill_s(rows) > self._plain_credit_s:
             return False
-        self._credit_s -= cost_s
+        self._plain_credit_s = 0.0
         self.verifies = False
         self._plain_left = PLAIN_TRIAL_STEPS - 1
         return True

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from .capabilities import StepCost
 
+WARM_UP = 0.25  # weight of the warm-up, in steps of the server
 FORGET = 0.9  # weight of the past against each new step; the first ones are averaged
 OUTLIER = 3.0  # a step counts as at most so many times what was expected, or that part of it
 
@@ -80,7 +81,7 @@ class _Scale:
 
     def __init__(self) -> None:
         self.value = 1.0
-        self._weight = 1.0
+        self._weight = WARM_UP
         self._known = 0.0
 
     def observe(self, seconds: float, expected: float) -> float:
