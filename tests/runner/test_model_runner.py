@@ -599,10 +599,14 @@ def test_jobs_tell_memory_and_give_it_back(runner: ModelRunner) -> None:
 
 
 def test_close_frees_rows_and_weights(tiny: Tiny, tmp_path: Path) -> None:
-    before = mx.get_active_memory()
-    runner = build(make_tiny(tmp_path / "m", layers=6))
-    drive = Drive(runner, [submit("a")])
-    drive.step(everyone(drive))
-    assert mx.get_active_memory() > before + 100_000
-    runner.close()
-    assert mx.get_active_memory() <= before
+    folder, left = make_tiny(tmp_path / "m", layers=6), []
+    for _ in range(2):
+        before = mx.get_active_memory()
+        runner = build(folder)
+        drive = Drive(runner, [submit("a")])
+        drive.step(everyone(drive))
+        assert mx.get_active_memory() > before + 100_000
+        runner.close()
+        left.append(mx.get_active_memory() - before)
+    assert left[0] <= 256  # functions that were compiled for the first time keep their constants
+    assert left[1] <= 0

@@ -33,16 +33,16 @@ def _rms_norm(layer: Any, *, gated: bool = False) -> Faster | None:
     if not norm.known or layer.weight.dtype != mx.float32:
         return None
     columns = int(layer.weight.shape[0])
-    # A copy, as the layer would hold on to itself.
-    call = partial(_call, partial(type(layer).__call__, copy(layer)), norm)
+    # Of a copy, and without `norm`, which has the layer: it would hold on to itself.
+    call = partial(_call, partial(type(layer).__call__, copy(layer)), norm.weight, norm.eps)
     kind, label = (type(layer), columns, norm.eps), f"norms of {columns}"
     return Faster({"__call__": call}, kind, label, lambda: _examples(columns, 2 if gated else 1))
 
 
-def _call(own: Callable[..., Any], norm: Norm, x: Any, gate: Any | None = None) -> Any:
+def _call(own: Callable[..., Any], weight: Any, eps: float, x: Any, gate: Any | None = None) -> Any:
     if x.dtype != mx.float32:
         return own(x) if gate is None else own(x, gate)
-    y = normed(x, norm.eps, norm.weight)
+    y = normed(x, eps, weight)
     return y if gate is None else _times_silu(y, gate)
 
 

@@ -45,14 +45,14 @@ class PlainLinearMakers:
         if not _is_plain(layer):
             return None
         if self._siblings is None:
-            groups = [Siblings(layers) for layers in _groups(self._module)]
-            self._siblings = {id(one): (group, i) for group in groups for i, one in enumerate(group.layers)}
+            groups = [(layers, Siblings(layers)) for layers in _groups(self._module)]
+            self._siblings = {id(one): (group, i) for layers, group in groups for i, one in enumerate(layers)}
         shape, examples = layer.weight.shape, partial(_examples, layer.weight.shape[1])
         if id(layer) not in self._siblings:
             call = partial(_product, layer.weight.T, layer.get("bias"))
             return Faster({"__call__": call}, (shape, "bias" in layer), "linear layers", examples)
         group, place = self._siblings[id(layer)]
-        kind = [one.weight.shape for one in group.layers], place, "bias" in layer
+        kind = group.shapes, place, "bias" in layer
         label = "linear layers in one product with others"
         call = partial(group.compute, place)
         return Faster({"__call__": call}, repr(kind), label, examples, prepare=group.expect_all)
@@ -61,26 +61,27 @@ class PlainLinearMakers:
 class Siblings:
     """Linear `layers` that are given the same input one after the other: the first one computes all of them.
 
-    Their weights become parts of one array. Where some are left out, they are computed apart from then on.
+    Their weights become parts of one array. Where some are left out, they are computed apart from then on. The layers
+    themselves are not kept: they compute by this, and would be freed by the garbage collector alone.
     """
 
     def __init__(self, layers: Sequence[Any]) -> None:
-        self.layers = layers
-        self._ends = list(accumulate(int(one.weight.shape[0]) for one in layers))
-        weight, weights = self._joined("weight")
-        bias, biases = self._joined("bias") if "bias" in layers[0] else (None, [None] * len(layers))
+        self.shapes = [one.weight.shape for one in layers]
+        self._ends = list(accumulate(rows for rows, _ in self.shapes))
+        weight, weights = self._joined(layers, "weight")
+        bias, biases = self._joined(layers, "bias") if "bias" in layers[0] else (None, [None] * len(layers))
         self._whole = weight.T, bias
         self._parts = [(one.T, own) for one, own in zip(weights, biases, strict=True)]
         self._input: Any = None
         self._left: dict[int, Any] = {}
         self._left_out = 0
 
-    def _joined(self, name: str) -> tuple[Any, list[Any]]:
+    def _joined(self, layers: Sequence[Any], name: str) -> tuple[Any, list[Any]]:
         """One array of all layers' arrays, and its parts, which take their place."""
-        whole = mx.concatenate([one[name] for one in self.layers])
+        whole = mx.concatenate([one[name] for one in layers])
         parts = [whole[a:b] for a, b in pairwise([0, *self._ends])]
         mx.eval(whole, parts)
-        for one, part in zip(self.layers, parts, strict=True):
+        for one, part in zip(layers, parts, strict=True):
             one[name] = part
         return whole, parts
 
