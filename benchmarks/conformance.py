@@ -130,7 +130,7 @@ def wait_until_ready(url: str, server: subprocess.Popen[bytes], key: str | None)
             urllib.request.urlopen(
                 urllib.request.Request(f"{url}/health/ready", headers=headers(key)), timeout=5
             ).close()
-        except (urllib.error.URLError, ConnectionError):
+        except (urllib.error.URLError, ConnectionError, TimeoutError):
             time.sleep(0.2)
         else:
             return

@@ -12,7 +12,7 @@ from tests.serve.conftest import Start, Tiny
 from tests.serve.server import Serve, until
 
 LONG = 100_000
-CHUNK = 64
+CHUNK = 16
 
 
 @pytest.fixture(scope="module")
