@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from copy import copy
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -63,7 +64,8 @@ def _switch_mlp(layer: Any) -> Faster | None:
 def _faster(layer: Any, first: Sequence[Any], last: Any) -> Faster | None:
     if any(not _is_plain(one) for one in (*first, last)):
         return None
-    dense = DenseExperts(first, last, layer.activation, partial(type(layer).__call__, layer))
+    own = partial(type(layer).__call__, copy(layer))  # the layer would hold on to itself
+    dense = DenseExperts(first, last, layer.activation, own)
     experts, hidden, columns = first[0].weight.shape
     label = f"experts ({experts} of {columns} x {hidden})"
     return Faster({"__call__": dense}, (type(layer), first[0].weight.shape), label, lambda: _examples(experts, columns))
