@@ -18,15 +18,15 @@ def stored_tensors(folder: Path) -> dict[str, Any]:
     return _stored(folder)[0]
 
 
-def tensors_beside(folder: Path) -> dict[str, Any] | None:
-    """Return the same where mlx-lm would read others, with a warning about files that are left out; else None."""
+def tensors_to_load(folder: Path) -> tuple[dict[str, Any], bool]:
+    """Return the same, and whether mlx-lm would read others, with a warning about files that are left out."""
     found, read, left_out = _stored(folder)
     if left_out:
         names = ", ".join(path.name for path in left_out)
         _log.warning(
             "%s: %s is not read, as other files hold the same tensors: remove what is not needed", folder, names
         )
-    return found if left_out or any(not path.match(MODEL) for path in read) else None
+    return found, bool(left_out) or any(not path.match(MODEL) for path in read)
 
 
 def _stored(folder: Path) -> tuple[dict[str, Any], list[Path], list[Path]]:

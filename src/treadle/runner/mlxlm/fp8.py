@@ -11,6 +11,8 @@ from typing import Any
 
 import mlx.core as mx
 
+from .hooks import sanitizing
+
 _SCALE = "_scale_inv"
 _OF_ACTIVATIONS = (".activation_scale", ".input_scale")
 _SIDE = 128
@@ -21,16 +23,9 @@ def is_scaled(names: Mapping[str, Any]) -> bool:
     return any(name.endswith(_SCALE) for name in names)
 
 
-def dequantizing(model: type, config: Mapping[str, Any]) -> type:
-    """Return the class `model`, made to dequantize FP8 before it changes weights. It has the name and the module of
-    `model`, by which its kind is known."""
-
-    def sanitize(self: Any, weights: dict[str, Any]) -> dict[str, Any]:
-        own, found = getattr(super(made, self), "sanitize", None), dequantized(weights, config)
-        return found if own is None else dict(own(found))
-
-    made = type(model.__name__, (model,), {"sanitize": sanitize, "__module__": model.__module__})
-    return made
+def dequantizing(model: Any, config: Mapping[str, Any]) -> Any:
+    """Return the class `model`, made to dequantize FP8 before it changes weights."""
+    return sanitizing(model, lambda module, own, weights: own(dequantized(weights, config)))
 
 
 def dequantized(weights: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:

@@ -26,6 +26,10 @@ _NORMS = (
 )
 
 
+Rules = Callable[[dict[str, Any]], Mapping[str, Any]]
+"""What mlx-lm makes of a model's weights: a model's `sanitize`."""
+
+
 @dataclass(frozen=True)
 class Window:
     """Attention mask of a cache that attends itself: each token sees the last `size` tokens, its own included."""
@@ -137,31 +141,32 @@ class SelectingNorm(nn.Module):  # type: ignore[misc]
         return self._selection
 
 
-def without_head(model: type) -> type:
-    """Return the class `model` of a decoder, for weights that may be named without the decoder's prefix. It has the
-    name and the module of `model`, by which its kind is known."""
+def sanitizing(model: Any, sanitized: Callable[[Any, Rules, dict[str, Any]], Mapping[str, Any]]) -> Any:
+    """Return the class `model`, whose weights are `sanitized`: made from the module, from mlx-lm's own rules for them
+    (none: they stay as they are), and from those that were read. It has the name and the module of `model`, by which
+    its kind is known."""
 
     def sanitize(self: Any, weights: dict[str, Any]) -> dict[str, Any]:
-        prefixed = any(name.startswith(("model.", "language_model.")) for name in weights)
-        renamed = weights if prefixed else {f"model.{name}": value for name, value in weights.items()}
-        own = getattr(super(made, self), "sanitize", None)
-        return renamed if own is None else dict(own(renamed))
-
-    made = type(model.__name__, (model,), {"sanitize": sanitize, "__module__": model.__module__})
-    return made
-
-
-def reading_others(model: Any, weights: Mapping[str, Any]) -> Any:
-    """Return the class `model`, for other `weights` than those that mlx-lm reads. It has the name and the module of
-    `model`, by which its kind is known."""
-
-    def sanitize(self: Any, read: Mapping[str, Any]) -> dict[str, Any]:
-        own = getattr(super(made, self), "sanitize", None)
-        return dict(weights) if own is None else dict(own(dict(weights)))
+        return dict(sanitized(self, getattr(super(made, self), "sanitize", dict), weights))
 
     members: dict[str, Any] = {"sanitize": sanitize, "__module__": model.__module__}
     made: Any = type(model.__name__, (model,), members)
     return made
+
+
+def without_head(model: Any) -> Any:
+    """Return the class `model` of a decoder, for weights that may be named without the decoder's prefix."""
+
+    def sanitized(module: Any, own: Rules, weights: dict[str, Any]) -> Mapping[str, Any]:
+        prefixed = any(name.startswith(("model.", "language_model.")) for name in weights)
+        return own(weights if prefixed else {f"model.{name}": value for name, value in weights.items()})
+
+    return sanitizing(model, sanitized)
+
+
+def reading_others(model: Any, weights: Mapping[str, Any]) -> Any:
+    """Return the class `model`, for other `weights` than those that mlx-lm reads."""
+    return sanitizing(model, lambda module, own, read: own(dict(weights)))
 
 
 def select(model: Any) -> Selection | None:

@@ -17,7 +17,7 @@ import mlx.core as mx
 
 from ...errors import StartFailed
 from ...installation import pip_install, requirement
-from ..weight_files import stored_tensors, tensors_beside
+from ..weight_files import tensors_to_load
 from .caches import Caches
 from .compatibility import problems
 from .eagle import EagleShape, load_eagle
@@ -46,12 +46,12 @@ class MlxLm:
     def load(self, folder: Path, *, headless: bool = False) -> tuple[Any, dict[str, Any]]:
         """The model, its weights not yet read, and its config. Loads no tokenizer and runs no code of the folder. With
         `headless` the weights are those of the decoder without its output head; its embeddings stand for the head."""
-        stored, more = stored_tensors(folder), dict[str, Any]()
+        (stored, others), more = tensors_to_load(folder), dict[str, Any]()
         if headless:
             more["model_config"] = {"tie_word_embeddings": True}
         elif is_stored(stored) and not is_said(self._utils.load_config(folder)):
             more["model_config"] = {"tie_word_embeddings": False}
-        more["get_model_classes"] = partial(self._classes_of, folder, stored, headless=headless)
+        more["get_model_classes"] = partial(self._classes_of, stored, others=others, headless=headless)
         model, config = self._utils.load_model(folder, lazy=True, strict=True, trust_remote_code=False, **more)
         return model, dict(config)
 
@@ -69,9 +69,9 @@ class MlxLm:
         return model, reading_later_fields(arguments)
 
     def _classes_of(
-        self, folder: Path, stored: Mapping[str, Any], config: dict[str, Any], *, headless: bool
+        self, stored: Mapping[str, Any], config: dict[str, Any], *, others: bool, headless: bool
     ) -> tuple[type, type]:
-        """The classes of a model, made to read the `stored` tensors of its folder."""
+        """The classes of a model, for the `stored` tensors of its folder, which may be `others` than mlx-lm reads."""
         model, arguments = self._classes(config)
         if headless:
             model, arguments = without_head(model), tied(arguments)
@@ -79,8 +79,7 @@ class MlxLm:
             model = without_copy(model)
         if is_scaled(stored):
             model = dequantizing(model, config)
-        beside = tensors_beside(folder)
-        return model if beside is None else reading_others(model, beside), arguments
+        return reading_others(model, stored) if others else model, arguments
 
     def field_types(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """The types of the fields that the architecture of `config` and its language model read, as far as they are

@@ -12,6 +12,8 @@ from typing import Any
 
 from mlx.utils import tree_flatten
 
+from .hooks import Rules, sanitizing
+
 _TIED = ("tie_word_embeddings", "tie_embedding")
 _HEAD = "lm_head."
 
@@ -42,19 +44,16 @@ def tied(arguments: Any) -> Any:
     return type(arguments.__name__, (arguments,), {"from_dict": classmethod(from_dict)})
 
 
-def without_copy(model: type) -> type:
-    """Return the class `model`, made to drop a stored head that it has no place for. It has the name and the module of
-    `model`, by which its kind is known."""
+def without_copy(model: Any) -> Any:
+    """Return the class `model`, made to drop a stored head that it has no place for."""
 
-    def sanitize(self: Any, weights: dict[str, Any]) -> dict[str, Any]:
-        own = getattr(super(made, self), "sanitize", None)
-        found = weights if own is None else own(weights)
-        if is_stored(name for name, _ in tree_flatten(self.parameters())):
-            return dict(found)
+    def sanitized(module: Any, own: Rules, weights: dict[str, Any]) -> Mapping[str, Any]:
+        found = own(weights)
+        if is_stored(name for name, _ in tree_flatten(module.parameters())):
+            return found
         return {name: array for name, array in found.items() if not _is_head(name)}
 
-    made = type(model.__name__, (model,), {"sanitize": sanitize, "__module__": model.__module__})
-    return made
+    return sanitizing(model, sanitized)
 
 
 def _is_head(name: str) -> bool:

@@ -7,6 +7,7 @@ from functools import partial
 from types import ModuleType
 from typing import Any
 
+from .hooks import Rules, sanitizing
 from .older_fields import reading
 from .vision_text import is_of_vision, text_classes
 
@@ -53,13 +54,10 @@ def _nested(outer: str, params: dict[str, Any]) -> dict[str, Any]:
 
 
 def _inside(model: Any) -> Any:
-    """Return the class `model`, for the weights of its language model alone. It has the name and the module of
-    `model`, by which its kind is known."""
+    """Return the class `model`, for the weights of its language model alone."""
 
-    def sanitize(self: Any, weights: Mapping[str, Any]) -> dict[str, Any]:
+    def sanitized(module: Any, own: Rules, weights: dict[str, Any]) -> Mapping[str, Any]:
         bare = {name.removeprefix("model.").removeprefix("language_model."): array for name, array in weights.items()}
-        return dict(super(made, self).sanitize({f"model.language_model.{name}": array for name, array in bare.items()}))
+        return own({f"model.language_model.{name}": array for name, array in bare.items()})
 
-    members: dict[str, Any] = {"sanitize": sanitize, "__module__": model.__module__}
-    made: Any = type(model.__name__, (model,), members)
-    return made
+    return sanitizing(model, sanitized)

@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import Any
 
 from ..vision_names import HEAD, TEXT, names_of
+from .hooks import Rules, sanitizing
 from .older_fields import reading
 
 _SMOLVLM = {
@@ -36,16 +37,14 @@ def text_classes(utils: ModuleType, config: Mapping[str, Any]) -> tuple[type, ty
     assert names is not None, "is_of_vision has been asked"
     model, arguments = utils._get_classes({**config, "model_type": own} if own else config)
 
-    def sanitize(self: Any, weights: Mapping[str, Any]) -> dict[str, Any]:
+    def sanitized(module: Any, rules: Rules, weights: dict[str, Any]) -> Mapping[str, Any]:
         found = names.of_text(weights)
         if own is None:
-            return dict(super(made, self).sanitize({**_placeholders(config, found), **found}))
-        inner = self.language_model.sanitize({name.removeprefix(TEXT): array for name, array in found.items()})
+            return rules({**_placeholders(config, found), **found})
+        inner = module.language_model.sanitize({name.removeprefix(TEXT): array for name, array in found.items()})
         return {f"{TEXT}{name}": array for name, array in inner.items()}
 
-    members: dict[str, Any] = {"sanitize": sanitize, "__module__": model.__module__}  # by which its kind is known
-    made: Any = type(model.__name__, (model,), members)
-    return made, arguments if own is None else reading(arguments, _with_own_type)
+    return sanitizing(model, sanitized), arguments if own is None else reading(arguments, _with_own_type)
 
 
 def _placeholders(config: Mapping[str, Any], weights: Mapping[str, Any]) -> dict[str, Any]:
