@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from copy import copy
 from functools import partial
 from typing import Any
 
@@ -12,7 +11,7 @@ import mlx.nn as nn
 
 from ..device.norm_cpu import FEW_NUMBERS, normed
 from ..fused.norms import Norm
-from .replace import Faster, Makers
+from .replace import Faster, Makers, own_call
 
 _KINDS = (
     "mlx.nn.layers.normalization.RMSNorm",
@@ -33,8 +32,7 @@ def _rms_norm(layer: Any, *, gated: bool = False) -> Faster | None:
     if not norm.known or layer.weight.dtype != mx.float32:
         return None
     columns = int(layer.weight.shape[0])
-    # Of a copy, and without `norm`, which has the layer: it would hold on to itself.
-    call = partial(_call, partial(type(layer).__call__, copy(layer)), norm.weight, norm.eps)
+    call = partial(_call, own_call(layer), norm.weight, norm.eps)  # without `norm`, which has the layer
     kind, label = (type(layer), columns, norm.eps), f"norms of {columns}"
     return Faster({"__call__": call}, kind, label, lambda: _examples(columns, 2 if gated else 1))
 

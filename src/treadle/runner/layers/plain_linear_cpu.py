@@ -55,7 +55,7 @@ class PlainLinearMakers:
         kind = group.shapes, place, "bias" in layer
         label = "linear layers in one product with others"
         call = partial(group.compute, place)
-        return Faster({"__call__": call}, repr(kind), label, examples, prepare=group.expect_all)
+        return Faster({"__call__": call}, kind, label, examples, prepare=group.expect_all)
 
 
 class Siblings:
@@ -66,7 +66,7 @@ class Siblings:
     """
 
     def __init__(self, layers: Sequence[Any]) -> None:
-        self.shapes = [one.weight.shape for one in layers]
+        self.shapes = tuple(one.weight.shape for one in layers)
         self._ends = list(accumulate(rows for rows, _ in self.shapes))
         weight, weights = self._joined(layers, "weight")
         bias, biases = self._joined(layers, "bias") if "bias" in layers[0] else (None, [None] * len(layers))

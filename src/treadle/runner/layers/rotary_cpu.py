@@ -7,14 +7,13 @@ one array of positions, by which its tables are found again.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
-from copy import copy
 from functools import partial
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 
-from .replace import Faster, Makers, full_name
+from .replace import Faster, Makers, full_name, own_call
 
 _SCALED = "mlx_lm.models.rope_utils"
 _KINDS = (
@@ -91,8 +90,7 @@ class RotaryMakers:
 
     def _rotary(self, layer: Any) -> Faster | None:
         dims, traditional = _dims(layer), bool(getattr(layer, "traditional", False))
-        # A copy, as the layer would hold on to itself.
-        own, kind = partial(type(layer).__call__, copy(layer)), _parameters(layer)
+        own, kind = own_call(layer), _parameters(layer)
         tables = self._tables.setdefault(kind, RotaryTables(own, dims, traditional=traditional))
         call = partial(_rotated, own, tables)
         return Faster({"__call__": call}, kind, f"rotary embeddings of {dims}", partial(_examples, dims))

@@ -1,9 +1,8 @@
 """The contiguous KV backend: growing buffers of each sequence's own, which MLX's operations read without masks.
 
 Joining, leaving and growing touch no other sequence, and a sequence takes the memory of the tokens it holds; on a CPU
-those that decode together share arrays while they are small (`stack`). Prefixes
-are cached as copies of blocks, made as blocks are completed, and of a sequence's last tokens when it leaves; a sequence
-that reuses them copies them once more.
+those that decode together share arrays while they are small (`stack`). Prefixes are cached as copies of blocks, made as
+blocks are completed, and of a sequence's last tokens when it leaves; a sequence that reuses them copies them once more.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ class Buffer:
     def begin_with(self, keys: list[Any], values: list[Any], base: int) -> None:
         """Start with copies of the parts `keys` and `values`, in order, as tokens from `base` on."""
         count = sum(part.shape[2] for part in keys)
-        more = self._capacity(count + 1) - count
+        more = capacity(count + 1) - count
         self.keys = mx.concatenate([*keys, _zeros(keys[0], more)], axis=2)
         self.values = mx.concatenate([*values, _zeros(values[0], more)], axis=2)
         self.base, self.end = base, base + count
@@ -119,19 +119,21 @@ class Buffer:
     def _grow(self, count: int, keys: Any, values: Any) -> None:
         start = self._first_kept()
         kept = self.end - start
-        more = self._capacity(kept + count) - kept
+        more = capacity(kept + count) - kept
         self.keys = self._grown(self.keys, start, _zeros(keys, more))
         self.values = self._grown(self.values, start, _zeros(values, more))
         self.nbytes = int(self.keys.nbytes + self.values.nbytes)
         self.base = start
 
-    def _capacity(self, count: int) -> int:
-        return -(-count // STEP) * STEP
-
     def _grown(self, old: Any, start: int, tail: Any) -> Any:
         if start == self.end:
             return tail
         return mx.concatenate([old[..., start - self.base : self.end - self.base, :], tail], axis=2)
+
+
+def capacity(count: int) -> int:
+    """Tokens that the arrays for `count` of them have space for."""
+    return -(-count // STEP) * STEP
 
 
 def _zeros(like: Any, count: int) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from .buffer import STEP, Buffer
+from .buffer import Buffer, capacity
 
 _SETTLED = 4
 """Passes of the same sequences after which they are stacked: each is copied when it joins, and when it leaves."""
@@ -33,7 +33,7 @@ class Stack:
 
     def _aligned(self, arrays: Sequence[Any], lengths: Sequence[int]) -> Any:
         """The last dimension but one of `arrays` up to `lengths`, which all end in the same column."""
-        last = _capacity(self.width + 1) - self.width
+        last = capacity(self.width + 1) - self.width
         rows = [
             mx.pad(array[..., :length, :], [(0, 0), (0, 0), (start, last), (0, 0)])
             for array, length, start in zip(arrays, lengths, self._starts, strict=True)
@@ -57,7 +57,7 @@ class Stack:
         if window := self._buffers[0].window:
             first = max(first, self.width - (window - 1 + self._buffers[0].slack))
         kept = self.width - first
-        more = [(0, 0), (0, 0), (0, _capacity(kept + 1) - kept), (0, 0)]
+        more = [(0, 0), (0, 0), (0, capacity(kept + 1) - kept), (0, 0)]
         self.keys = mx.pad(self.keys[..., first : self.width, :], more)
         self.values = mx.pad(self.values[..., first : self.width, :], more)
         for one, start in zip(self._buffers, self._starts, strict=True):
@@ -133,7 +133,3 @@ def _gains(buffers: Sequence[Buffer]) -> bool:
     lengths = [one.end - one.base for one in buffers]
     columns = max(lengths) * len(buffers)
     return columns <= 2 * sum(lengths) and columns * buffers[0].token_bytes <= _MOST_BYTES
-
-
-def _capacity(count: int) -> int:
-    return -(-count // STEP) * STEP
