@@ -76,8 +76,8 @@ def _least(costs: Collection[StepCost]) -> list[StepCost]:
 
 
 class _Scale:
-    """The server's seconds over those of the warm-up, which count as one step. What makes steps of the other kind
-    slower or faster does so with these, unless they were seen a moment ago."""
+    """The server's seconds over those of the warm-up, which count as a part of a step. What makes steps of the other
+    kind slower or faster does so with these, unless they were seen a moment ago."""
 
     def __init__(self) -> None:
         self.value = 1.0
