@@ -17,7 +17,8 @@ CHUNK = 16
 
 @pytest.fixture(scope="module")
 def server(start_shared: Start, tiny: Tiny) -> Serve:
-    options = ("--max-running", "1", "--max-wait", "60", "--prefill-tokens", str(CHUNK))
+    """One slot and one place to wait for it, whenever it comes free: a long prompt is expected to hold it for long."""
+    options = ("--max-running", "1", "--max-waiting", "1", "--max-wait", "60", "--prefill-tokens", str(CHUNK))
     return start_shared(tiny("gemma3"), *options).ready()
 
 

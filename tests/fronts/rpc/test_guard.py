@@ -64,9 +64,8 @@ def calls(w: Scene, metadata: Metadata = ()) -> dict[str, Callable[[], Any]]:
         found |= wire_calls(w.wire(name), name, metadata)
     vllm = w.vllm
     found["vllm GetLoads"] = lambda: vllm.stub.GetLoads(vllm.pb.GetLoadsRequest(), metadata=metadata)
-    listing = reflection_pb2.ServerReflectionRequest(list_services="")
-    reflected = reflection_pb2_grpc.ServerReflectionStub(w.channel)
-    found["reflection"] = lambda: drained(reflected.ServerReflectionInfo(iter([listing]), metadata=metadata))
+    reflection = reflection_pb2_grpc.ServerReflectionStub(w.channel)
+    found["reflection"] = lambda: reflected(reflection, metadata)
     health = health_pb2_grpc.HealthStub(w.channel)
     found["health List"] = lambda: health.List(health_pb2.HealthListRequest(), metadata=metadata)
     return found
@@ -74,6 +73,18 @@ def calls(w: Scene, metadata: Metadata = ()) -> dict[str, Callable[[], Any]]:
 
 async def drained(call: Any) -> list[Any]:
     return [message async for message in call]
+
+
+async def reflected(stub: Any, metadata: Metadata) -> list[Any]:
+    """The answer to a stream of one request. Where a refusal comes before the request is sent, the client may report an
+    error of its own in place of it: it then calls again."""
+    listing = reflection_pb2.ServerReflectionRequest(list_services="")
+    while True:
+        try:
+            return await drained(stub.ServerReflectionInfo(iter([listing]), metadata=metadata))
+        except grpc.aio.AioRpcError as error:
+            if error.details() != "Internal error from Core":
+                raise
 
 
 async def flush(w: Scene, metadata: Metadata = ()) -> Any:
