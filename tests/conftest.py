@@ -7,6 +7,8 @@ from collections.abc import Generator
 import pytest
 from hypothesis import settings
 
+from treadle.runner.device import cpu_header
+
 # An example may take as long as the machine makes it: what others do there must not fail a test.
 settings.register_profile("treadle", deadline=None)
 settings.load_profile("treadle")
@@ -42,6 +44,12 @@ LONGEST = (
     "serve/test_openapi_conformance.py",
 )
 """Files that take more than about 15 s, those that wait for processes between those that compute."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Compile the header of MLX's compiled functions while tests are collected, once for all workers."""
+    if not hasattr(config, "workerinput"):
+        cpu_header.prepare()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

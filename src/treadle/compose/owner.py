@@ -126,6 +126,10 @@ def _runner(
         from ..runner.device.require_mlx import require_mlx
 
         require_mlx()
+        from ..runner.device import cpu_header, memory
+
+        if memory.device().kind == "cpu":
+            cpu_header.prepare()
         from ..runner.build import build as build_runner
 
     with spelled(spec.spelling):
