@@ -66,13 +66,14 @@ class _Run:
 class DraftBudget:
     """Choice of the draft tokens of each step, at most `most` of a sequence, and what it is learned from.
 
-    `usual` are the chances over all sequences, `verifies` says whether the last choice was drafts, and no trial, and
-    `reason` why it was none; empty if it was not.
+    `usual` are the chances over all sequences, from so many `outcomes`: a server that knows few verifies few drafts.
+    `verifies` says whether the last choice was drafts, and no trial, and `reason` why it was none; empty if it was not.
     """
 
     costs: VerifyCosts
     most: int
     usual: MatchedAcceptance = field(default_factory=MatchedAcceptance)
+    outcomes: int = 0
     reason: str = NOTHING_READY
     verifies: bool = False
     _credit_s: float = 0.0
@@ -83,7 +84,6 @@ class DraftBudget:
     _least_scales: dict[int, float] = field(default_factory=dict)  # of costs, by rows, at which drafts can pay
     _plain_left: int = PLAIN_TRIAL_STEPS  # steps of a trial; a server begins with one
     _ends: float = FIRST_ENDS
-    _outcomes: int = 0  # that were observed: a server that knows few verifies few drafts
     _waits: bool = False  # the last choice, with a step in flight, waits for that
     _runs: bool = False  # the last choice is verified
     _trial: bool = False  # the last choice was one
@@ -149,20 +149,20 @@ class DraftBudget:
         gain, count = self._best(rows, [chance for chance, _, _ in drafts])
         if gain < GAIN:
             return self._refused(rows, gain, offers)
-        if not (self._outcomes or any(seq.match for seq in offers)):
+        if not (self.outcomes or any(seq.match for seq in offers)):
             return self._refused(rows, gain, offers, NOTHING_KNOWN)
         self.reason = ""
         if self.verifies and self._tries_plain(rows, gain):
             return {}
         self.verifies = not in_flight
-        return Counter(seq for _, _, seq in drafts[: min(count, self.most * (1 + self._outcomes))])
+        return Counter(seq for _, _, seq in drafts[: min(count, self.most * (1 + self.outcomes))])
 
     def observe(self, seq: Sequence, match: int, drafted: int, accepted: int) -> None:
         """Learn that of `drafted` draft tokens of `seq`, behind `match` matching ones, the first `accepted` were right,
         and the next one, if any, was not."""
         if seq.acceptance is None:
             seq.acceptance = MatchedAcceptance(self.usual)
-        self._outcomes += 1
+        self.outcomes += 1
         seq.acceptance.of(match).observe(drafted, accepted)
         self.usual.of(match).observe(drafted, accepted)
 

@@ -40,6 +40,15 @@ class _TimedPlan:
     drafted: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class _Chances:
+    """Chances that statistics show, after so many `outcomes`: they are made for each step, and change with these."""
+
+    outcomes: int = -1
+    by_place: tuple[float, ...] = ()
+    by_match: tuple[tuple[int, float], ...] = ()
+
+
 class Speculation:
     """Draft tokens of plans, with `budget`; none without one. `lookahead` steps may be in flight beside the oldest;
     those that verify drafts may be followed, too, with `resolved`."""
@@ -53,6 +62,7 @@ class Speculation:
         self._paused = 0  # plans behind them that don't
         self._pause = 0  # the next time
         self._steps = self._rows = self._drafted = self._accepted = 0
+        self._chances = _Chances()
 
     def blocks(self, in_flight: Iterable[InFlightStep]) -> bool:
         """Whether nothing can be planned before the steps in flight are applied, as they may reject drafts."""
@@ -125,7 +135,8 @@ class Speculation:
         """Return a snapshot."""
         if self._budget is None:
             return SpeculationStatistics()
-        usual = self._budget.usual
+        if self._chances.outcomes != self._budget.outcomes:
+            self._chances = _chances_of(self._budget)
         return SpeculationStatistics(
             steps=self._steps,
             rows=self._rows,
@@ -133,6 +144,13 @@ class Speculation:
             accepted=self._accepted,
             on=not self._budget.reason,
             reason=self._budget.reason,
-            chances=tuple(round(usual.of(0).chance(place), 3) for place in range(_SHOWN_PLACES)),
-            match_chances=tuple((match, round(usual.of(match).chance(0), 3)) for match in _SHOWN_MATCHES),
+            chances=self._chances.by_place,
+            match_chances=self._chances.by_match,
         )
+
+
+def _chances_of(budget: DraftBudget) -> _Chances:
+    usual = budget.usual
+    by_place = tuple(round(usual.of(0).chance(place), 3) for place in range(_SHOWN_PLACES))
+    by_match = tuple((match, round(usual.of(match).chance(0), 3)) for match in _SHOWN_MATCHES)
+    return _Chances(budget.outcomes, by_place, by_match)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import cache
 
 from msgspec.structs import replace
 
@@ -24,12 +25,13 @@ class VerifyCosts:
     """
 
     def __init__(self, plain: Iterable[StepCost], verifying: Iterable[StepCost]) -> None:
-        self._plain = _Line([(cost.rows, cost.seconds) for cost in _least(tuple(plain))])
+        self._plain = cache(_Line([(cost.rows, cost.seconds) for cost in _least(tuple(plain))]).at)
         drafts: dict[int, list[tuple[int, float]]] = {}
         for cost in _least(tuple(verifying)):
             drafts.setdefault(cost.rows, []).append((cost.tokens - cost.rows, cost.seconds))
         self._rows = sorted(drafts)
         self._lines = [_Line(drafts[rows]) for rows in self._rows]
+        self._verifying = cache(self._interpolated)
         self._plain_scale = _Scale()
         self._verifying_scale = _Scale()
 
@@ -40,11 +42,11 @@ class VerifyCosts:
 
     def ratio(self, rows: int, drafts: int) -> float:
         """Return the seconds of a plain step over those of one that verifies `drafts` tokens, in the warm-up."""
-        return self._plain.at(rows) / self._verifying(rows, drafts)
+        return self._plain(rows) / self._verifying(rows, drafts)
 
     def plain_s(self, rows: int) -> float:
         """Return the expected seconds of a plain step."""
-        return self._plain_scale.value * self._plain.at(rows)
+        return self._plain_scale.value * self._plain(rows)
 
     def verifying_s(self, rows: int, drafts: int) -> float:
         """Return the expected seconds of a step that verifies `drafts` tokens in all."""
@@ -56,13 +58,13 @@ class VerifyCosts:
 
     def observe_plain(self, rows: int, seconds: float) -> None:
         """Learn from a plain step."""
-        self._verifying_scale.follow(self._plain_scale.observe(seconds, self._plain.at(rows)))
+        self._verifying_scale.follow(self._plain_scale.observe(seconds, self._plain(rows)))
 
     def observe_verifying(self, rows: int, drafts: int, seconds: float) -> None:
         """Learn from a step that verified `drafts` tokens in all."""
         self._plain_scale.follow(self._verifying_scale.observe(seconds, self._verifying(rows, drafts)))
 
-    def _verifying(self, rows: int, drafts: int) -> float:
+    def _interpolated(self, rows: int, drafts: int) -> float:
         return _between(self._rows, rows, lambda i: self._lines[i].at(drafts))
 
 
