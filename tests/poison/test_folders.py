@@ -37,7 +37,6 @@ def test_served_as_a_user_does(name: str) -> None:
     assert not start(CASES[name]).wrong(CASES[name]), CASES[name]["why"]
 
 
-@pytest.mark.timeout(30)
 @pytest.mark.parametrize("name", CHECKED)
 def test_refused_before_anything_is_loaded(tmp_path: Path, name: str) -> None:
     folder = make_tiny(tmp_path / "model")

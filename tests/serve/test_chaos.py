@@ -8,8 +8,6 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-import pytest
-
 from tests.support.chaos.plan import Fault, Manner, Plan, Planned, Segment
 from tests.support.chaos.run import OPTIONS, Chaos
 from tests.support.chaos.server import Server, raise_own_limit
@@ -45,7 +43,6 @@ async def attack(folder: Path) -> Chaos:
     return chaos
 
 
-@pytest.mark.timeout(180)
 def test_every_request_has_its_end_whatever_fails(tmp_path: Path) -> None:
     chaos = asyncio.run(attack(tmp_path))
     assert not chaos.problems, f"seed {SEED}\n" + "\n".join(str(problem) for problem in chaos.problems[:20])

@@ -16,7 +16,7 @@ def in_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
     @functools.wraps(test)
     def run(*args: Any, **kwargs: Any) -> None:
         async def whole() -> None:
-            await asyncio.wait_for(test(*args, **kwargs), timeout=60)
+            await asyncio.wait_for(test(*args, **kwargs), timeout=120)
             await _calls_end()
             left = _others()
             assert not left, f"tasks left behind: {left}"

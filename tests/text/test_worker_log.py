@@ -17,8 +17,6 @@ from treadle.text.work.fault_log import LOG_EVERY_S
 from treadle.text.work.messages import LogLine, LogLines
 from treadle.text.work.worker_log import MAX_CHARS, MAX_LINES, MAX_REMEMBERED, LineCollector, WorkerLog
 
-pytestmark = pytest.mark.timeout(60)
-
 
 class Clock:
     """Seconds that only a test moves."""

@@ -27,7 +27,6 @@ from treadle.text.work.fork_server_process import ForkServerProcess
 from treadle.text.work.messages import Forked, FromServer, Load
 from treadle.text.work.worker_pool import WorkerPool
 
-pytestmark = pytest.mark.timeout(120)
 BUSY = "no text worker came free"
 
 
