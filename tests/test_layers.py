@@ -20,7 +20,7 @@ from treadle.compose.texts import FOLDER_CHECK, TEXT_JOBS
 ROOT = Path(treadle.__file__).parent
 
 EVERYTHING = ("",)
-FOR_ALL = ("errors", "config", "installation", "units", "gc_pause", "weight_names")
+FOR_ALL = ("errors", "config", "installation", "units", "gc_pause", "weight_names", "context_length")
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "errors": (),
     "host_names": (),
@@ -30,6 +30,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "installation": (),
     "units": (),
     "weight_names": (),
+    "context_length": (),
     "gc_pause": (),
     "file_descriptors": (),
     "environment": (),

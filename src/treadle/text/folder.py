@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..context_length import NO_LIMIT, context_length, positive_int
 from ..errors import ConfigError, ModelError
 
 log = logging.getLogger(__name__)
@@ -25,16 +26,6 @@ _FILES = (
     *("preprocessor_config", "processor_config"),
 )
 _NESTED = ("text_config", "language_config", "llm_config")
-_CONTEXT_NAMES = (
-    "max_position_embeddings",
-    "n_positions",
-    "max_seq_len",
-    "max_sequence_length",
-    "seq_length",
-    "model_max_length",
-    "n_ctx",
-)
-_NO_LIMIT = 10**9  # tokenizers write 1e30 for "no limit"
 
 
 @dataclass(frozen=True)
@@ -65,15 +56,15 @@ class FolderConfig:
 
     def vocabulary(self) -> int | None:
         """Return the model's vocabulary size, which may exceed the tokenizer's; None if it is not given."""
-        return next((n for c in self._configs() if (n := _positive_int(c.get("vocab_size")))), None)
+        return next((n for c in self._configs() if (n := positive_int(c.get("vocab_size")))), None)
 
     def context(self, override: int | None) -> int:
         """Return the context length in tokens: `override`, or else the model's own.
 
         Raises ModelError when neither is given, ConfigError when `override` exceeds the model's own.
         """
-        own = next((n for c in self._configs() if (n := _context_of(c))), None)
-        own = own or _positive_int(self.tokenizer.get("model_max_length"))
+        own = next((n for c in self._configs() if (n := context_length(c))), None)
+        own = own or positive_int(self.tokenizer.get("model_max_length"))
         if own is None and override is None:
             raise ModelError(f"{self.folder}/config.json names no context length: give one with `context`")
         if own is not None and override is not None and override > own:
@@ -103,7 +94,7 @@ class FolderConfig:
             if (
                 isinstance(value, (int, float))
                 and not isinstance(value, bool)
-                and abs(value) < _NO_LIMIT
+                and abs(value) < NO_LIMIT
                 and fits(value)
             ):
                 found[name] = int(value) if name == "top_k" else float(value)
@@ -186,21 +177,6 @@ def read_override(path: Path) -> str:
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else error
         raise ConfigError(f"`chat_template` {path} can't be read: {why}", param="chat_template") from error
-
-
-def _positive_int(value: Any) -> int | None:
-    fits = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < _NO_LIMIT
-    return int(value) if fits else None
-
-
-def _context_of(config: Mapping[str, Any]) -> int | None:
-    own = next((n for name in _CONTEXT_NAMES if (n := _positive_int(config.get(name)))), None)
-    rope = config.get("rope_scaling") or config.get("rope_parameters")
-    if own is None or not isinstance(rope, Mapping) or (rope.get("rope_type") or rope.get("type")) != "yarn":
-        return own
-    # `max_position_embeddings` is the length before or after YaRN scaling, depending on the model.
-    before, factor = _positive_int(rope.get("original_max_position_embeddings")), rope.get("factor")
-    return max(own, _positive_int(before * factor) or 0) if before and isinstance(factor, (int, float)) else own
 
 
 def _token_content(value: Any) -> str | None:

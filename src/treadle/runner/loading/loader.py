@@ -12,6 +12,7 @@ from typing import Any
 import mlx.core as mx
 
 from ...config import Settings
+from ...context_length import context_length
 from ...core.compute_path import KernelPolicy, KernelState, KernelStatus
 from ...errors import ConfigError, ModelError
 from ...installation import version_of
@@ -41,7 +42,6 @@ from .weights import dtype_of, for_device, read_weights
 _log = logging.getLogger(__name__)
 
 UNKNOWN_CONTEXT = 32768
-_CONTEXT_NAMES = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len", "seq_length", "n_ctx")
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def load(folder: Path, *, progress: Progress = lambda stage: None, **options: An
     name = wanted.name or folder.name
     if wanted.kernels is KernelPolicy.REQUIRE:
         check_required(path, name)
-    about = _about(device.name, library, read.config, assumed) | _backend_details(name, choice, wanted)
+    about = _about(device.name, library, read, assumed, name) | _backend_details(name, choice, wanted)
     vectors = _embedding(folder, library, read, choice)
     model = _loaded(
         read, library, device.kind, found, choice, wanted, name=name, context=length, about=about, embedding=vectors
@@ -210,14 +210,16 @@ def _step_kernels(found: Probe, device: str, policy: KernelPolicy) -> _StepKerne
 
 @dataclass(frozen=True)
 class _Read:
-    """A model with its weights in memory."""
+    """A model with its weights in memory. `unscaled` is the kind of scaled positions that its configuration asks for
+    and that it lacks; empty where it lacks none."""
 
     module: Any
     config: dict[str, Any]
     parameters: int
     weight_bytes: int
     dtype: str
-    headless: bool = False
+    headless: bool
+    unscaled: str
 
 
 def _read(library: MlxLm, folder: Path, kind: str) -> _Read:
@@ -225,17 +227,24 @@ def _read(library: MlxLm, folder: Path, kind: str) -> _Read:
     module, config = library.load(folder, headless=headless)
     check_tensors(module, folder)
     check_windows(library, module, config, folder)
+    unscaled = library.ignored_scaling(module, config)
     parameters = library.parameters(module)
     module = for_device(module, library, parameters, kind)
     weight_bytes = read_weights(module, folder, kind)
-    return _Read(module, config, parameters, weight_bytes, dtype_of(module), headless)
+    return _Read(module, config, parameters, weight_bytes, dtype_of(module), headless, unscaled)
 
 
-def _about(device: str, library: MlxLm, config: Mapping[str, Any], assumed: bool) -> dict[str, str]:
-    """Details for people about the model and its libraries, without empty ones."""
+def _about(device: str, library: MlxLm, read: _Read, assumed: bool, name: str) -> dict[str, str]:
+    """Details for people about the model and its libraries, without empty ones; with a warning where its positions are
+    not those of its configuration."""
     lines = {"device": device, "mlx": version_of("mlx") or "unknown", "mlx-lm": library.version}
-    lines["quantization"] = _quantization(config)
+    lines["quantization"] = _quantization(read.config)
     lines["context"] = "not in config.json: assumed" if assumed else ""
+    if read.unscaled:
+        lines["positions"] = (
+            f"not scaled: config.json asks for {read.unscaled!r}, which is not known for this architecture"
+        )
+        _log.warning("%s: positions are %s; long contexts may be misread", name, lines["positions"])
     return {name: line for name, line in lines.items() if line}
 
 
@@ -253,8 +262,8 @@ def _backend_details(name: str, choice: BackendChoice, options: LoadOptions) -> 
 def _context(config: Mapping[str, Any], asked: int | None, folder: Path) -> tuple[int, bool]:
     """The context in tokens, and whether it had to be assumed."""
     places = [part for part in (config, config.get("text_config")) if isinstance(part, Mapping)]
-    found = [part[name] for part in places for name in _CONTEXT_NAMES if _is_count(part.get(name))]
-    own = int(found[0]) if found else UNKNOWN_CONTEXT
+    found = [length for part in places if (length := context_length(part)) is not None]
+    own = found[0] if found else UNKNOWN_CONTEXT
     if asked is None:
         return own, not found
     if found and asked > own:
@@ -262,10 +271,6 @@ def _context(config: Mapping[str, Any], asked: int | None, folder: Path) -> tupl
             f"`context` is {asked}, and {folder.name} is made for {own} tokens: give at most that", param="context"
         )
     return asked, False
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
 def _quantization(config: Mapping[str, Any]) -> str:

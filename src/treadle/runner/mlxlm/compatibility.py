@@ -24,6 +24,9 @@ _FUNCTIONS: dict[str, dict[str, tuple[str, ...]]] = {
     "mlx_lm.models.base": {
         "scaled_dot_product_attention": ("queries", "keys", "values", "cache", "scale", "mask", "sinks")
     },
+    "mlx_lm.models.rope_utils": {
+        "initialize_rope": ("dims", "base", "traditional", "scaling_config", "max_position_embeddings")
+    },
 }
 _BATCHED = ("state", "nbytes", "merge", "extend", "filter", "extract", "prepare", "finalize")
 _CLASSES: dict[str, tuple[str, ...]] = {

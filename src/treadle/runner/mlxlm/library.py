@@ -29,9 +29,10 @@ from .older_fields import reading_later_fields
 from .output_heads import is_said, is_stored, tied, without_copy
 from .own_attention import route
 from .recurrent import RecurrentState, recurrent_states
+from .scaled_rotations import ignored, scaling
 from .text_types import classes
 
-MODULES = ("mlx_lm.utils", "mlx_lm.models.cache", "mlx_lm.models.base")
+MODULES = ("mlx_lm.utils", "mlx_lm.models.cache", "mlx_lm.models.base", "mlx_lm.models.rope_utils")
 
 
 class MlxLm:
@@ -73,6 +74,7 @@ class MlxLm:
     ) -> tuple[type, type]:
         """The classes of a model, for the `stored` tensors of its folder, which may be `others` than mlx-lm reads."""
         model, arguments = self._classes(config)
+        model = scaling(model, config)
         if headless:
             model, arguments = without_head(model), tied(arguments)
         if is_stored(stored):
@@ -91,6 +93,10 @@ class MlxLm:
                 arguments = self._classes(dict(part))[1]
                 found |= get_type_hints(arguments)
         return found
+
+    def ignored_scaling(self, model: Any, config: Mapping[str, Any]) -> str:
+        """The kind of scaled rotary positions that `config` asks for and `model` lacks; empty where it lacks none."""
+        return ignored(model, config)
 
     def dequantize(self, model: Any) -> Any:
         """`model` with its quantized layers dequantized."""
@@ -261,7 +267,7 @@ def connect() -> MlxLm:
         raise StartFailed(
             f"mlx-lm {version} is not one this server can use: {'; '.join(found)}. Install one that fits: {_install()}"
         )
-    utils, cache, base = (modules[name] for name in MODULES)
+    utils, cache, base, _ = (modules[name] for name in MODULES)
     return MlxLm(utils, cache, base, version)
 
 

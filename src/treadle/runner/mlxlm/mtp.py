@@ -26,6 +26,7 @@ from .draft_head import DraftHead, NoHead
 from .fp8 import dequantized
 from .hooks import SelectingNorm, Selection, select
 from .older_fields import reading_later_fields
+from .scaled_rotations import scaling
 from .text_types import plain_classes
 
 _JOINT = "joint."
@@ -140,7 +141,7 @@ def load_head(utils: Any, folder: Path, target: Any, config: Mapping[str, Any]) 
     def classes(config: dict[str, Any]) -> tuple[type, type]:
         model, arguments = plain_classes(utils, config)
         stored = dequantized(stored_tensors(folder), config)
-        return _head_class(model, family, layers, stored), reading_later_fields(arguments)
+        return _head_class(scaling(model, config), family, layers, stored), reading_later_fields(arguments)
 
     module, _ = utils.load_model(
         folder, lazy=True, strict=True, trust_remote_code=False, model_config=changed, get_model_classes=classes
