@@ -42,7 +42,7 @@ _KINDS = {
     "/grpc.health.v1.Health/Watch": health_pb2.HealthCheckRequest,
     "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": reflection_pb2.ServerReflectionRequest,
 }
-ANSWER_S = 20.0
+ANSWER_S = 60.0
 MOST_BYTES = 64 * 1024 * 1024
 _STATUS_LINE = re.compile(rb"HTTP/1\.[01] \d{3} ")
 _STREAMS = ("Generate", "GetTokenizer", "Watch", "SubscribeKvEvents")

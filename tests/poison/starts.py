@@ -18,7 +18,7 @@ from tests.serve.server import Serve
 from tests.support.tiny import make_tiny
 
 START_S = 60.0
-STOP_S = 20.0
+STOP_S = 60.0
 PAUSE_S = 0.05
 OPTIONS = ("--max-running", "2", "--memory", "64MiB")
 CHAT = {"messages": [{"role": "user", "content": "aaaa"}], "max_tokens": 2}

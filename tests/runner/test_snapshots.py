@@ -116,7 +116,8 @@ def test_what_those_who_come_together_share_is_computed_once(tiny: Tiny, family:
     kept = loop.runner.statistics().prefix.stored
     some = [request(f"r{i}", trunk + some_tokens(10 + i, 60)) for i in range(4)]
     loop.submit(*some)
-    while not loop.tokens("r0"):
+    loop.step()
+    while not any(loop.scheduler._sequences[one.id].joined for one in some[1:]):
         loop.step()
     assert loop.runner.statistics().prefix.stored - kept <= 256 + 370
     answers = loop.run()

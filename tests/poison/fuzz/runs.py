@@ -16,7 +16,7 @@ from pathlib import Path
 
 from tests.poison.fuzz import files, wires
 
-CASE_S = 20.0
+CASE_S = 60.0
 LIMITED_S = 5.0
 AT_ONCE = 300
 """Cases of one child process, so that what a case leaves behind does not add up."""

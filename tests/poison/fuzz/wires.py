@@ -17,7 +17,7 @@ import msgspec
 from tests.poison.corpus import WIRES, corpus, expanded
 from tests.poison.fuzz.mutate import NUMBERS, TEXTS, changed, torn, words, written
 
-ANSWER_S = 30.0
+ANSWER_S = 60.0
 COMPLETION = {"prompt": "hi", "max_tokens": 3, "temperature": 0.7, "seed": 1, "stop": ["x"], "logprobs": 2, "n": 2}
 CHAT = {
     "messages": [
