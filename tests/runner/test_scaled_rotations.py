@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from treadle.runner.mlxlm import connect, rotations_of
 TRAINED = 64
 YARN: dict[str, Any] = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": TRAINED}
 LLAMA3 = {**YARN, "rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+LONG = {"rope_type": "longrope", "short_factor": 1.0, "long_factor": 4.0}
 LINEAR: dict[str, Any] = {"type": "linear", "factor": 4.0}
 IGNORING = ("qwen3_moe", "mixtral", "glm4_moe", "cohere2", "gemma2", "ernie4_5", "phi")
 Numbers = npt.NDArray[np.float64]
@@ -38,6 +40,8 @@ def frequencies(kind: str, dims: int, base: float) -> tuple[Numbers, float]:
     plain = base ** (-np.arange(0, dims, 2) / dims)
     if kind == "linear":
         return plain / 4, 1.0
+    if kind == "longrope":
+        return plain / 4, float(np.sqrt(1 + np.log(2048 / TRAINED) / np.log(TRAINED)))
     if kind == "llama3":
         turns = TRAINED * plain / (2 * np.pi)
         smooth = np.clip((turns - 1) / 3, 0, 1)
@@ -48,20 +52,30 @@ def frequencies(kind: str, dims: int, base: float) -> tuple[Numbers, float]:
     return plain / 4 * ramp + plain * (1 - ramp), 0.1 * np.log(4) + 1
 
 
+def lengths(scaling: dict[str, Any]) -> dict[str, int]:
+    """Where LongRoPE's configurations have the length before it."""
+    return {"original_max_position_embeddings": TRAINED} if scaling is LONG else {}
+
+
 def rotations(module: Any) -> list[Rotary]:
     found = [Rotary.of(one) for one in rotations_of(module)]
     assert found
     return [one for one in found if one is not None]
 
 
-@pytest.mark.parametrize("scaling", [YARN, LLAMA3, LINEAR], ids=["yarn", "llama3", "linear"])
-@pytest.mark.parametrize("architecture", [*IGNORING, "llama"])
+@pytest.mark.parametrize(
+    ("architecture", "scaling"),
+    [
+        *product([*IGNORING, "llama"], [YARN, LLAMA3, LINEAR]),
+        *product(["qwen3_moe", "gemma2"], [LONG]),  # whose pairs are half of the dimensions apart
+    ],
+)
 def test_positions_are_those_of_the_configuration(tmp_path: Path, architecture: str, scaling: dict[str, Any]) -> None:
     """Classes that read the field, as llama's, are left as they are."""
     folder = make_folder(tmp_path, config_of(architecture))
     plain = rotations_of(connect().load(folder)[0])
     dims, base = plain[0].dims, plain[0].base
-    module, _ = connect().load(changed(folder, rope_scaling=scaling))
+    module, _ = connect().load(changed(folder, rope_scaling=scaling, **lengths(scaling)))
     expected, factor = frequencies(str(scaling.get("rope_type", scaling.get("type"))), dims, base)
     for one, own in zip(rotations(module), plain, strict=True):
         assert np.allclose(np.array(one.inv_freq), expected, rtol=1e-4)
@@ -109,6 +123,7 @@ def test_a_model_is_served_with_them(tmp_path: Path, caplog: pytest.LogCaptureFi
         ("mimo_v2_flash", "yarn", {"swa_rope_theta": 500.0}),
         ("qwen3_moe", "dynamic", {}),
         ("gemma2", "proportional", {}),
+        ("cohere2", "longrope", {"original_max_position_embeddings": TRAINED}),
     ],
 )
 def test_what_is_not_applied_is_told(

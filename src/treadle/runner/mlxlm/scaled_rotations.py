@@ -7,7 +7,7 @@ plain ones without a word. transformers and vLLM scale those of every architectu
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import mlx.nn as nn
@@ -30,7 +30,7 @@ def scaling(model: Any, config: Mapping[str, Any]) -> Any:
 
     def begin(self: Any, *args: Any) -> None:
         model.__init__(self, *args)
-        if _are_plain(self) and len({one.base for one in rotations_of(self)}) == 1:
+        if _are_plain(self) and _fits(rotations_of(self), wanted["type"]):
             _scale(self, wanted)
 
     return type(model.__name__, (model,), {"__init__": begin, "__module__": model.__module__})
@@ -53,13 +53,18 @@ def _wanted(config: Mapping[str, Any]) -> dict[str, Any] | None:
     kind = found.get("type", found.get("rope_type", "default"))
     if kind in ("default", "mrope"):
         return None
-    lengths = {_LENGTH: part[_LENGTH], _TRAINED: part[_LENGTH]} if _LENGTH in part else {}
+    lengths = {_LENGTH: part[_LENGTH], _TRAINED: part.get(_TRAINED) or part[_LENGTH]} if _LENGTH in part else {}
     return {**lengths, **found, "type": kind, _LOCAL: _LOCAL in part}
 
 
 def _are_plain(model: Any) -> bool:
     found = rotations_of(model)
     return bool(found) and all(type(one) is nn.RoPE and one.scale == 1.0 for one in found)
+
+
+def _fits(rotations: Sequence[Any], kind: str) -> bool:
+    """Whether all are of one kind. mlx-lm's LongRoPE turns pairs that are half of the dimensions apart alone."""
+    return len({one.base for one in rotations}) == 1 and not (kind == "longrope" and rotations[0].traditional)
 
 
 def _scale(model: Any, wanted: dict[str, Any]) -> None:
