@@ -83,6 +83,13 @@ def test_positions_are_those_of_the_configuration(tmp_path: Path, architecture: 
         assert one.interleaved == own.traditional
 
 
+@pytest.mark.parametrize("scaling", [{**LINEAR, "factor": 1.0}, {"rope_type": "default"}, {"type": None}])
+def test_what_scales_nothing_is_nothing_to_apply(tmp_path: Path, scaling: dict[str, Any]) -> None:
+    library = connect()
+    module, config = library.load(changed(make_folder(tmp_path, config_of("qwen3_moe")), rope_scaling=scaling))
+    assert library.ignored_scaling(module, config) == ""
+
+
 def test_later_names_are_read_too(tmp_path: Path) -> None:
     folder = make_folder(tmp_path, config_of("qwen3_moe"))
     one, other = tmp_path / "older", tmp_path / "later"

@@ -50,8 +50,8 @@ def _wanted(config: Mapping[str, Any]) -> dict[str, Any] | None:
     found = part.get("rope_scaling")
     if not isinstance(found, Mapping) or "mrope_section" in found:
         return None
-    kind = found.get("type", found.get("rope_type", "default"))
-    if kind in ("default", "mrope"):
+    kind = found.get("type") or found.get("rope_type") or "default"
+    if kind in ("default", "mrope") or (kind == "linear" and found.get("factor") == 1):
         return None
     lengths = {_LENGTH: part[_LENGTH], _TRAINED: part.get(_TRAINED) or part[_LENGTH]} if _LENGTH in part else {}
     return {**lengths, **found, "type": kind, _LOCAL: _LOCAL in part}
