@@ -54,6 +54,13 @@ def test_other_modes_become_rgb(mode: str) -> None:
     assert decoded(encoded(image, kind)).mode == "RGB"
 
 
+def test_grey_of_16_bits_is_that_of_8_bits() -> None:
+    grey = picture(40, 30).convert("L")
+    deep = Image.fromarray(np.asarray(grey).astype(np.uint16) * 257)
+    assert deep.mode == "I;16"
+    assert same(decoded(encoded(deep)), grey.convert("RGB"))
+
+
 @pytest.mark.parametrize("kind", ["GIF", "WEBP", "PNG"])
 def test_of_an_animation_the_first_frame_counts(kind: str) -> None:
     first, second = (decoded(animated(kind, seed)) for seed in (1, 2))

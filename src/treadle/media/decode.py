@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable
 from typing import TypeVar
 
+import numpy as np
 from PIL import ExifTags, Image, ImageFile, ImageOps, UnidentifiedImageError
 
 from ..errors import InvalidRequest
@@ -67,7 +68,15 @@ def decode(image: Image.Image) -> Image.Image:
     _guarded(image.load)
     if turned:
         image = _guarded(lambda: ImageOps.exif_transpose(image))
-    return _guarded(lambda: image.convert("RGB"))
+    return _guarded(lambda: _eight_bits(image).convert("RGB"))
+
+
+def _eight_bits(image: Image.Image) -> Image.Image:
+    """Return the image with the upper byte of levels of 16 bits, as Pillow itself reads colours of 16 bits. It converts
+    grey ones so that all but the darkest are white."""
+    if not image.mode.startswith("I"):
+        return image
+    return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
 
 
 def _format_of(media_type: str) -> str | None:
