@@ -72,7 +72,7 @@ FIELDS: list[tuple[dict[str, Any], str]] = [
     (user({"type": "web_search_tool_result", "tool_use_id": "t", "content": []}), "'web_search_tool_result'"),
     ({"messages": [{"role": "system", "content": [IMAGE]}]}, "messages[0].content[0].type"),
     ({"system": 5}, "system"),
-    ({"system": [IMAGE]}, "system[0].type"),
+    ({"system": [IMAGE]}, "system[0].type 'image' is not supported here: images are in messages of the user"),
     ({"model": 5}, "model"),
     ({"model": ""}, "model"),
     ({"max_tokens": -1}, "max_tokens"),

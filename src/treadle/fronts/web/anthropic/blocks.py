@@ -52,7 +52,10 @@ def _block(value: Any, at: str) -> Block:
 def refused(block: Block) -> UnsupportedParameter:
     """Return the refusal of a block that can't be at its place."""
     place = f"{block.at}.type"
-    return UnsupportedParameter(f"{place} '{block.kind[:64]}' is not supported here: send text or images", param=place)
+    cure = (
+        "images are in messages of the user and in results of tools" if block.kind == IMAGE else "send text or images"
+    )
+    return UnsupportedParameter(f"{place} '{block.kind[:64]}' is not supported here: {cure}", param=place)
 
 
 def required(block: Block, key: str) -> str:
