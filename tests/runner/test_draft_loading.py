@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,9 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
+from tests.support.architectures import ARCHITECTURES
 from tests.support.embedding_models import make_qwen3_embedding
+from tests.support.mtp_models import random_tensors
 from tests.support.tiny import make_tiny
 from treadle.core.capabilities import Capabilities, SpeculationCapabilities, StepCapabilities
 from treadle.errors import ConfigError, ModelError
@@ -44,6 +47,20 @@ def test_one_budget_holds_the_same_number_of_tokens_in_both_caches(folders: Path
     blocks = [one.choice.config.blocks for one in (target, draft)]  # type: ignore[attr-defined]
     assert blocks[0] > 100
     assert 0 <= blocks[1] - blocks[0] <= 1, "the draft's memory never runs out first"
+
+
+def test_a_model_of_recurrent_layers_alone_keeps_memory_for_its_states(tmp_path: Path) -> None:
+    config = {**ARCHITECTURES["mamba2"], "model_type": "mamba2"}
+    folder = tmp_path / "mamba2"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    mx.save_safetensors(str(folder / "model.safetensors"), random_tensors(config, 0))
+    options: dict[str, Any] = {"memory": 64 << 20, "max_running": 4}
+    draft = DraftModel(make_tiny(tmp_path / "draft"))
+    target, second = load_beside(load(folder, **options), draft, options)
+    least = target.choice.config.least_memory(4).nbytes
+    assert target.kv_budget_bytes > 2 * least, "as many states again are kept of prefixes"
+    assert second.kv_budget_bytes > second.choice.config.least_memory(4).nbytes
 
 
 def test_weights_of_the_draft_take_their_part_of_a_budget_that_was_not_asked_for(

@@ -113,7 +113,7 @@ class _Choosing:
         request, cost, budget = self._request, self._found.kv, self._budget
         make = partial(candidates.contiguous, self._found.reference, cost, budget, request, self.rejected)
         config = self._tried("contiguous", make)
-        return None if config is None else BackendChoice(config, cost, budget)
+        return None if config is None else BackendChoice(config, config.cost, budget)
 
     def padded(self) -> BackendChoice:
         request, cost, reference = self._request, self._found.kv, self._found.reference

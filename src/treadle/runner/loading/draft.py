@@ -124,10 +124,11 @@ def divided(
 
 
 def _part_of_draft(budget: int, target: LoadedModel, draft: LoadedModel) -> int:
-    """Return the bytes with which the draft holds as many tokens of as many sequences as the target with the rest."""
+    """Return the bytes with which the draft holds as many tokens of as many sequences as the target with the rest. A
+    target of recurrent layers alone keeps half of what sequences leave, for the states of cached prefixes."""
     rows, own, other = target.max_running, target.kv, draft.kv
     tokens = max(0, budget - rows * (own.row_bytes + other.row_bytes))
-    each = other.token_bytes / max(1, own.token_bytes + other.token_bytes)
+    each = other.token_bytes / (own.token_bytes + other.token_bytes) if own.token_bytes else 1 / 2
     return min(budget, rows * other.row_bytes + int(tokens * each))
 
 
