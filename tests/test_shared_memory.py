@@ -16,9 +16,11 @@ from treadle import shared_memory as shm
 
 @pytest.fixture
 def name() -> Iterator[str]:
-    name = shm.name_of(os.getpid(), 7)
+    owner = shm.Owner()
+    name = owner.new_name()
     yield name
     shm.unlink(name)
+    owner.close()
 
 
 def test_another_process_reads_what_was_written(name: str) -> None:
@@ -70,22 +72,112 @@ def test_other_users_cannot_read_it(name: str) -> None:
     assert stat.S_IMODE((shm.FOLDER / name[1:]).stat().st_mode) == 0o600
 
 
-def test_what_killed_servers_left_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    ended = subprocess.Popen([sys.executable, "-c", ""])
-    ended.wait()
-    left, other = shm.name_of(ended.pid, 1), shm.name_of(1, 1)
-    for given in (left, name):
-        with shm.create(given, 4):
-            pass
-    listed = [entry.removeprefix("/") for entry in (left, name, other)] + ["treadle-1", "sem.mp-x"]
-    for entry in listed:
-        (tmp_path / entry).touch()
-    monkeypatch.setattr(shm, "FOLDER", tmp_path)
+def test_names_are_short_enough_for_macos_and_never_the_same() -> None:
+    """Two engines of a program have owners of their own."""
+    owners = [shm.Owner(), shm.Owner()]
+    names = [owner.new_name() for owner in owners for _ in range(100)]
+    assert len(set(names)) == len(names)
+    assert max(map(len, names)) <= 31
+    for owner in owners:
+        owner.close()
+        owner.close()
+
+
+class Owners:
+    """Processes that own shared memory, as servers do."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self._started: list[subprocess.Popen[str]] = []
+
+    def start(self, end: str = "") -> subprocess.Popen[str]:
+        """Start one that creates an object, and runs `end` when its input is closed."""
+        code = "import os, signal, sys\nfrom treadle import shared_memory as shm\n"
+        code += "owner = shm.Owner()\nname = owner.new_name()\n"
+        code += f"with shm.create(name, 4): pass\nprint(name, flush=True)\nsys.stdin.read()\n{end}"
+        pipe = subprocess.PIPE
+        process = subprocess.Popen([sys.executable, "-c", code], stdin=pipe, stdout=pipe, text=True)
+        self._started.append(process)
+        assert process.stdout is not None
+        self.names.append(process.stdout.readline().strip())
+        return process
+
+    @property
+    def marks(self) -> list[str]:
+        return [name.rpartition("-")[0] for name in self.names]
+
+    def end(self) -> None:
+        for process in self._started:
+            process.kill()
+            process.communicate()
+        for name in (*self.names, *self.marks):
+            shm.unlink(name)
+
+
+@pytest.fixture
+def others(name: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Owners]:
+    """Nothing but their objects and the one of this name are listed: those of other tests are left alone."""
+    owners, listed = Owners(), shm._listed
+
+    def of_this_test() -> list[str]:
+        marks = [mark.removeprefix("/") for mark in (name.rpartition("-")[0], *owners.marks)]
+        return [entry for entry in listed() if any(entry == mark or entry.startswith(f"{mark}-") for mark in marks)]
+
+    monkeypatch.setattr(shm, "_listed", of_this_test)
+    yield owners
+    owners.end()
+
+
+def is_there(name: str) -> bool:
+    try:
+        with shm.attach(name, 0):
+            return True
+    except FileNotFoundError:
+        return False
+    except ValueError:  # a mark is empty
+        return True
+
+
+KILLED = "os.kill(os.getpid(), signal.SIGKILL)"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux lists the objects")
+def test_what_killed_owners_left_is_removed_and_nothing_of_the_living(name: str, others: Owners) -> None:
+    """A container that starts again has the process ids of the killed one, and two containers may share the memory."""
+    with shm.create(name, 4):
+        pass
+    dead, _ = others.start(KILLED), others.start()
+    left, alive = others.names
+    assert shm.remove_left_over() == 0
+    dead.communicate()
     assert shm.remove_left_over() == 1
-    with pytest.raises(FileNotFoundError), shm.attach(left, 4):
-        pass
-    with shm.attach(name, 4):
-        pass
+    assert [is_there(one) for one in (left, others.marks[0], alive, name)] == [False, False, True, True]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux lists the objects")
+def test_an_owner_that_is_closed_leaves_no_mark(others: Owners) -> None:
+    others.start("shm.unlink(name); owner.close()").communicate()
+    assert not is_there(others.marks[0])
+    assert shm.remove_left_over() == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux lists the objects")
+def test_a_mark_that_was_taken_for_a_dead_owners_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between its creation and its lock. Nor is one that another owner has."""
+    first = shm.Owner()
+    taken, removed, free = first.new_name().rpartition("-")[0][-6:], "0" * 6, "1" * 6
+    tokens, lock = iter([taken, removed, free]), shm._locked
+
+    def too_late(handle: int) -> bool:
+        shm.unlink(f"{shm.PREFIX}{os.getpid():x}.{removed}")
+        return lock(handle)
+
+    monkeypatch.setattr("secrets.token_hex", lambda count: next(tokens))
+    monkeypatch.setattr(shm, "_locked", too_late)
+    second = shm.Owner()
+    assert second.new_name().endswith(f".{free}-1")
+    first.close()
+    second.close()
 
 
 def test_no_folder_of_objects_is_nothing_left_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

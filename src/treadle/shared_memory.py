@@ -2,15 +2,22 @@
 
 The objects are POSIX shared memory, in the memory of the machine and beyond any folder. `multiprocessing.shared_memory`
 would start a process that removes objects when their first user exits; here one process owns the names.
+
+A name begins with its owner's. On Linux, which lists objects, an owner holds a lock on an object with its own name: its
+mark. Process ids alone would not tell owners apart, as several containers, or one that starts again, may have the same
+memory and the same ids.
 """
 
 from __future__ import annotations
 
 import _posixshmem  # type: ignore[import-not-found]
 import contextlib
+import fcntl
+import itertools
 import mmap
 import os
 import re
+import secrets
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,13 +25,44 @@ from pathlib import Path
 PREFIX = "/treadle-"
 FOLDER = Path("/dev/shm")
 """Where Linux lists the objects."""
-_NAME = re.compile(r"treadle-(\d{1,10})-\d{1,10}")
+_NAME = re.compile(r"(treadle-[0-9a-f]{1,8}\.[0-9a-f]{6})(-\d{1,8})?")
 _MODE = 0o600
 
 
-def name_of(owner: int, number: int) -> str:
-    """Return the name of object `number` of process `owner`. macOS takes at most 31 characters."""
-    return f"{PREFIX}{owner}-{number}"
+class Owner:
+    """Owner of names in this process, alive until `close`. Raises OSError where there is no shared memory."""
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count(1)
+        self._lock: int | None = None
+        self._mark = ""
+        while not self._mark:
+            self._take(f"{PREFIX}{os.getpid():x}.{secrets.token_hex(3)}")
+
+    def new_name(self) -> str:
+        """Return a name that nothing had before. macOS takes at most 31 characters."""
+        return f"{self._mark}-{next(self._numbers)}"
+
+    def close(self) -> None:
+        """Remove the mark. Idempotent. The objects are to be removed before."""
+        if self._lock is not None:
+            unlink(self._mark)
+            os.close(self._lock)
+            self._lock = None
+
+    def _take(self, mark: str) -> None:
+        """Create the mark and lock it, unless another process has it, or takes it for that of a dead owner. Only
+        Linux lists objects, so there are no marks elsewhere."""
+        if sys.platform == "linux":
+            try:
+                handle = _posixshmem.shm_open(mark, os.O_CREAT | os.O_EXCL | os.O_RDWR, mode=_MODE)
+            except FileExistsError:
+                return
+            if not _locked(handle) or not os.fstat(handle).st_nlink:
+                os.close(handle)
+                return
+            self._lock = handle
+        self._mark = mark
 
 
 @contextlib.contextmanager
@@ -62,14 +100,42 @@ def unlink(name: str) -> None:
 
 
 def remove_left_over() -> int:
-    """Remove the objects of servers that were killed, and return their number. Linux alone lists objects; macOS keeps
+    """Remove the objects of owners that were killed, and return their number. Linux alone lists objects; macOS keeps
     them until it is started anew."""
-    found = [match for entry in _listed() if (match := _NAME.fullmatch(entry)) is not None]
-    dead = [match[0] for match in found if not _is_alive(int(match[1]))]
-    for entry in dead:
-        with contextlib.suppress(PermissionError):  # of another user
-            unlink(f"/{entry}")
-    return len(dead)
+    owned: dict[str, list[str]] = {}
+    for match in filter(None, map(_NAME.fullmatch, _listed())):
+        owned.setdefault(match[1], []).extend([match[0]] if match[2] else [])
+    return sum(_remove(f"/{mark}", names) for mark, names in owned.items())
+
+
+def _remove(mark: str, names: list[str]) -> int:
+    """Remove an owner's objects and its mark, unless it is alive or another user's. Return their number."""
+    handle: int | None = None
+    try:
+        handle = _posixshmem.shm_open(mark, os.O_RDONLY)
+        if not _locked(handle):
+            os.close(handle)
+            return 0
+    except FileNotFoundError:
+        pass  # it was closed, and left objects
+    except PermissionError:
+        return 0
+    try:
+        for name in (mark, *(f"/{name}" for name in names)):
+            unlink(name)
+    finally:
+        if handle is not None:
+            os.close(handle)
+    return len(names)
+
+
+def _locked(handle: int) -> bool:
+    """Lock an object for this process, until it closes it; False where another has the lock."""
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _allocate(handle: int, size: int) -> None:
@@ -84,13 +150,3 @@ def _listed() -> list[str]:
         return os.listdir(FOLDER)
     except OSError:
         return []
-
-
-def _is_alive(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True
-    return True

@@ -135,7 +135,7 @@ async def test_a_process_that_was_killed_from_outside_costs_no_request() -> None
 async def test_full_shared_memory_is_busy_not_a_bad_image() -> None:
     refused: list[int] = []
     async with workers(on_refused=lambda: refused.append(1)) as pool:
-        with pytest.raises(Busy, match="shared memory of this machine is full") as caught:
+        with pytest.raises(Busy, match="shared memory of this machine has no room for an image") as caught:
             await pool.prepare(b"full  ")
         assert caught.value.retry_after_s
     assert refused == [1]

@@ -127,12 +127,24 @@ def test_clients_that_leave_at_any_moment_hold_no_pixels(server: Serve) -> None:
 
 def test_a_server_that_ends_leaves_no_shared_memory(start: Start, tmp_path: Path) -> None:
     server = start(make_vision_chat(tmp_path / "model", ends=())).ready()
-    own = f"{shared_memory.PREFIX.strip('/')}{server.process.pid}-"
     with streaming(server, 0) as pieces:
         next(pieces)
-        listed = [name for name in shared_memory._listed() if name.startswith(own)]
-        assert listed or not shared_memory.FOLDER.exists()
+        own = _marks(server)
+        assert len(own) == 1 or not shared_memory.FOLDER.exists()
+        assert _objects(own) or not own
         server.process.send_signal(signal.SIGTERM)
         "".join(pieces)
     assert server.stopped(60.0) == 0
-    assert not [name for name in shared_memory._listed() if name.startswith(own)]
+    assert not _objects(own)
+
+
+def _marks(server: Serve) -> list[str]:
+    """The marks of shared memory that a server owns, which it has open."""
+    if not shared_memory.FOLDER.exists():
+        return []
+    opened = Path(f"/proc/{server.process.pid}/fd").iterdir()
+    return [path.name for path in map(Path.readlink, opened) if path.parent == shared_memory.FOLDER]
+
+
+def _objects(marks: Sequence[str]) -> list[str]:
+    return [name for name in shared_memory._listed() if any(name.startswith(mark) for mark in marks)]

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
 import base64
-import itertools
-import os
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -35,8 +34,8 @@ TEMPLATE = """{%- for message in messages -%}
 {{ '<|im_end|>' + '\\n' }}
 {%- endfor -%}
 {%- if add_generation_prompt -%}{{ '<|im_start|>assistant\\n' }}{%- endif -%}"""
-
-_numbers = itertools.count(1_000_000)
+_OWNER = shared_memory.Owner()
+atexit.register(_OWNER.close)
 
 
 def vision_text(context: int = 4096) -> TextModel:
@@ -70,7 +69,7 @@ class InlineWorkers:
 
     async def prepare(self, data: bytes, media_type: str = "", **options: Any) -> Pixels:
         options.pop("tenant")
-        name = shared_memory.name_of(os.getpid(), next(_numbers))
+        name = _OWNER.new_name()
         prepared = prepare(self._start, Prepare(name, media_type, **options), data)
         self.names.append(name)
         return Pixels(name, prepared.shape, prepared.layout)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,15 +10,16 @@ import numpy as np
 
 from treadle import shared_memory
 
-_FIRST = 1 << 20
-_NUMBERS = itertools.count(_FIRST)
-
 
 def left_over() -> list[str]:
-    """The names of this process's shared memory that is no SharedPixels'."""
-    mine = shared_memory.name_of(os.getpid(), 0).removeprefix("/").removesuffix("0")
-    names = [name for name in os.listdir(shared_memory.FOLDER) if name.startswith(mine)]
-    return [name for name in names if int(name.removeprefix(mine)) < _FIRST]
+    """The names of this process's shared memory that is no SharedPixels' and no mark."""
+    mine = f"{shared_memory.PREFIX.strip('/')}{os.getpid():x}."
+    names = [name for name in os.listdir(shared_memory.FOLDER) if name.startswith(mine) and "-" in name[len(mine) :]]
+    return [name for name in names if not any(name.startswith(put) for put in _PUT)]
+
+
+_PUT: set[str] = set()
+"""What the names of all SharedPixels begin with."""
 
 
 class SharedPixels:
@@ -27,10 +27,12 @@ class SharedPixels:
 
     def __init__(self) -> None:
         self.names: list[str] = []
+        self._owner = shared_memory.Owner()
+        _PUT.add(self._owner.new_name().strip("/").rpartition("-")[0])
 
     def put(self, pixels: np.ndarray) -> str:
         """The name of memory that holds `pixels`."""
-        name = shared_memory.name_of(os.getpid(), next(_NUMBERS))
+        name = self._owner.new_name()
         with shared_memory.create(name, pixels.nbytes) as view:
             view[: pixels.nbytes] = pixels.tobytes()
         self.names.append(name)
@@ -39,6 +41,7 @@ class SharedPixels:
     def close(self) -> None:
         for name in self.names:
             shared_memory.unlink(name)
+        self._owner.close()
 
 
 @contextmanager

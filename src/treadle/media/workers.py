@@ -37,8 +37,8 @@ MIN_WAIT_S = 1.0
 MAX_ATTEMPTS = 2
 WORDS = QueueWords("too many images wait to be read", "no image process came free")
 NO_MEMORY = (
-    "the shared memory of this machine is full: send smaller or fewer images (a container gets more of it with "
-    "--shm-size)"
+    "the shared memory of this machine has no room for an image ({}): send smaller or fewer images (a container gets "
+    "more of it with --shm-size)"
 )
 
 
@@ -89,7 +89,7 @@ class ImageWorkers:
         self._processes: set[ImageProcess] = set()
         self._tasks = BackgroundTasks()
         self._busy_count = 0
-        self._number = 0
+        self._owner: shared_memory.Owner | None = None
         self._log = LimitedLog(clock, log)
         self._closed = False
         self.counters = Counters()
@@ -104,8 +104,7 @@ class ImageWorkers:
         """
         if self._closed:
             raise ServerStopping("the server is shutting down")
-        self._number += 1
-        name = shared_memory.name_of(os.getpid(), self._number)
+        name = self._new_name()
         order = Prepare(name, media_type, low, most_bytes)
         item = ImageItem(order=order, data=data, tenant=tenant, result=asyncio.get_running_loop().create_future())
         self._queue.put(item)
@@ -127,6 +126,15 @@ class ImageWorkers:
         await self._tasks.cancel()
         for process in list(self._processes):
             await self._end(process)
+        if self._owner is not None:
+            self._owner.close()
+
+    def _new_name(self) -> str:
+        try:
+            self._owner = self._owner or shared_memory.Owner()
+        except OSError as error:
+            raise self._no_memory(str(error.strerror)) from error
+        return self._owner.new_name()
 
     def _dispatch(self) -> None:
         """Give queued images to processes, of which each has one at a time."""
@@ -201,14 +209,27 @@ class ImageWorkers:
         return InvalidRequest(f"the image process {lost.how} on this image: send another")
 
     def _error_of(self, message: Refused) -> TreadleError:
-        return self._busy(NO_MEMORY) if message.code == FULL else from_code(message.code, message.message)
+        if message.code == FULL:
+            return self._no_memory(message.message)
+        return from_code(message.code, message.message)
+
+    def _no_memory(self, why: str) -> Busy:
+        self._log.write(
+            "an image got 503, as the shared memory has no room for it (%s); give it more (--shm-size)", why
+        )
+        return self._refusal(NO_MEMORY.format(why), self._wait_s())
 
     def _busy(self, why: str) -> Busy:
+        wait_s = self._wait_s()
+        return self._refusal(f"{why}; try again in about {duration(wait_s)}", wait_s)
+
+    def _wait_s(self) -> float:
+        return max(1.0, (len(self._queue) + self._busy_count) * self.counters.mean_s / self.most)
+
+    def _refusal(self, why: str, wait_s: float) -> Busy:
         self.counters.refused += 1
         self._on_refused()
-        wait_s = max(1.0, (len(self._queue) + self._busy_count) * self.counters.mean_s / self.most)
-        again = "" if why == NO_MEMORY else f"; try again in about {duration(wait_s)}"
-        return Busy(f"the server is busy: {why}{again}", retry_after_s=wait_s)
+        return Busy(f"the server is busy: {why}", retry_after_s=wait_s)
 
     def statistics(self) -> dict[str, Any]:
         """Return plain values for `/v1/status`."""

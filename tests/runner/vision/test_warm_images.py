@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.runner.vision.asked import Picture, VisionModel
-from tests.support.shared_pixels import SharedPixels
+from tests.support.shared_pixels import SharedPixels, left_over
 from tests.support.tiny_vision import FAMILIES, SIDE, pixels_of
 from treadle import shared_memory
 from treadle.core.chunk_limits import MIN_CHUNK
@@ -105,12 +105,7 @@ def test_a_tower_that_fails_is_told_and_leaves_nothing(
     assert told.startswith("images are not warmed up, and the first one will take longer: ")
     assert reason in told
     assert (model.runner.statistics().kv_bytes, len(model.runner._rows)) == (0, 0)
-    with pytest.raises(FileNotFoundError), shared_memory.attach(name_of_pixels(), 1):
-        pass
-
-
-def name_of_pixels() -> str:
-    return shared_memory.name_of(os.getpid(), warm_images._MEMORY)
+    assert not left_over()
 
 
 TOKENS = {

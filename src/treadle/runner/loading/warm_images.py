@@ -7,7 +7,6 @@ positions of three axes, or in which tokens see others behind them, is another p
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -30,8 +29,6 @@ from .warmup import named, tell_slow
 
 _log = logging.getLogger(__name__)
 
-_MEMORY = 9_999_999_999
-"""The number of the shared memory of pixels: no other of this process has it."""
 _LONG = 1024
 """The longest chunk with an image for which passes are compiled ahead."""
 _MOST_PASSES = 160
@@ -59,13 +56,15 @@ def _reason(error: Exception) -> str:
 @contextmanager
 def _pixels(picture: Picture) -> Iterator[str]:
     """The name of shared memory with an image of zeros, and a table of zeros behind it."""
-    name = shared_memory.name_of(os.getpid(), _MEMORY)
-    with shared_memory.create(name, prod(picture.shape) + 4 * prod(TABLE)):
-        pass
+    owner = shared_memory.Owner()
+    name = owner.new_name()
     try:
+        with shared_memory.create(name, prod(picture.shape) + 4 * prod(TABLE)):
+            pass
         yield name
     finally:
         shared_memory.unlink(name)
+        owner.close()
 
 
 def _image(vision: Vision, picture: Picture, name: str) -> Image:
