@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import math
 import os
 import signal
@@ -23,7 +24,7 @@ from treadle import shared_memory
 from treadle.errors import Busy, EngineUnavailable, InvalidRequest, ServerStopping
 from treadle.media import workers as module
 from treadle.media.messages import Prepare, Prepared, Refused, Start
-from treadle.media.pixels_memory import Pixels
+from treadle.media.pixels_memory import NoRoom, Pixels
 from treadle.media.process import ImageProcess
 from treadle.media.workers import ImageWorkers
 from treadle.runner.mlxvlm.levels import TABLE, values_of
@@ -132,13 +133,22 @@ async def test_a_process_that_was_killed_from_outside_costs_no_request() -> None
 
 
 @in_loop
-async def test_full_shared_memory_is_busy_not_a_bad_image() -> None:
-    refused: list[int] = []
-    async with workers(on_refused=lambda: refused.append(1)) as pool:
-        with pytest.raises(Busy, match="shared memory of this machine has no room for an image") as caught:
+async def test_full_shared_memory_is_not_a_bad_image() -> None:
+    async with workers() as pool:
+        with pytest.raises(NoRoom, match=r"shared memory of this machine has no room for an image \(.+\)") as caught:
             await pool.prepare(b"full  ")
         assert caught.value.retry_after_s
-    assert refused == [1]
+
+
+@in_loop
+async def test_a_machine_without_shared_memory_refuses_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none() -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(shared_memory, "Owner", none)
+    async with workers() as pool:
+        with pytest.raises(NoRoom, match=r"no room for an image \(Read-only file system\)"):
+            await pool.prepare(png())
 
 
 @in_loop

@@ -6,11 +6,16 @@ import math
 
 import msgspec
 
+from ..errors import Busy
 from ..text.images import Layout
 
 LEVELS = 256
 TABLE_BYTES = 3 * LEVELS * 4
 """Of the float32 value of each level of each channel."""
+
+
+class NoRoom(Busy):
+    """Refusal of an image for whose pixels the machine has no shared memory."""
 
 
 def bytes_of(shape: tuple[int, ...]) -> int:

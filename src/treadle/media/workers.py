@@ -24,7 +24,7 @@ from ..text.work.item_queue import ItemQueue, QueuedItem, QueueWords
 from ..text.work.work_item import Counters
 from ..units import duration
 from .messages import FULL, Prepare, Prepared, Refused, Start
-from .pixels_memory import Pixels
+from .pixels_memory import NoRoom, Pixels
 from .process import ImageProcess, Lost
 
 log = logging.getLogger(__name__)
@@ -99,8 +99,8 @@ class ImageWorkers:
     ) -> Pixels:
         """Make the pixels of an image. The caller owns the shared memory, and removes it.
 
-        Raises InvalidRequest for an image that can't be used, Busy where no process comes free in time or the machine
-        has no shared memory, EngineUnavailable where no process can be started, and ServerStopping.
+        Raises InvalidRequest for an image that can't be used, Busy where no process comes free in time, NoRoom where
+        the machine has no shared memory, EngineUnavailable where no process can be started, and ServerStopping.
         """
         if self._closed:
             raise ServerStopping("the server is shutting down")
@@ -213,23 +213,17 @@ class ImageWorkers:
             return self._no_memory(message.message)
         return from_code(message.code, message.message)
 
-    def _no_memory(self, why: str) -> Busy:
-        self._log.write(
-            "an image got 503, as the shared memory has no room for it (%s); give it more (--shm-size)", why
-        )
-        return self._refusal(NO_MEMORY.format(why), self._wait_s())
+    def _no_memory(self, why: str) -> NoRoom:
+        return NoRoom(f"the server is busy: {NO_MEMORY.format(why)}", retry_after_s=self._wait_s())
 
     def _busy(self, why: str) -> Busy:
+        self.counters.refused += 1
+        self._on_refused()
         wait_s = self._wait_s()
-        return self._refusal(f"{why}; try again in about {duration(wait_s)}", wait_s)
+        return Busy(f"the server is busy: {why}; try again in about {duration(wait_s)}", retry_after_s=wait_s)
 
     def _wait_s(self) -> float:
         return max(1.0, (len(self._queue) + self._busy_count) * self.counters.mean_s / self.most)
-
-    def _refusal(self, why: str, wait_s: float) -> Busy:
-        self.counters.refused += 1
-        self._on_refused()
-        return Busy(f"the server is busy: {why}", retry_after_s=wait_s)
 
     def statistics(self) -> dict[str, Any]:
         """Return plain values for `/v1/status`."""

@@ -11,7 +11,7 @@ import pytest
 from tests.support.aio import in_loop
 from treadle.errors import Busy, InvalidRequest
 from treadle.fronts.media.store import PixelStore
-from treadle.media.pixels_memory import TABLE_BYTES, Pixels
+from treadle.media.pixels_memory import TABLE_BYTES, NoRoom, Pixels
 from treadle.text.images import Layout
 
 ITEMS = (4 << 10) - TABLE_BYTES  # of pixels of 4 KiB
@@ -20,7 +20,9 @@ ITEMS = (4 << 10) - TABLE_BYTES  # of pixels of 4 KiB
 class Made:
     """Makes pixels of 4 KiB, and remembers which names were removed."""
 
-    def __init__(self) -> None:
+    def __init__(self, memory: int = 1 << 20) -> None:
+        """The machine has room for the pixels of so many images (`memory`)."""
+        self.memory = memory
         self.count = 0
         self.removed: list[str] = []
         self.refused = 0
@@ -32,8 +34,10 @@ class Made:
         return PixelStore(budget, self.removed.append, on_refused)
 
     async def __call__(self, name: str = "", items: int = ITEMS) -> Pixels:
-        self.count += 1
         await asyncio.sleep(0)
+        if self.count - len(self.removed) >= self.memory:
+            raise NoRoom("no room", retry_after_s=1.0)
+        self.count += 1
         return Pixels(name, (items,), Layout())
 
 
@@ -78,6 +82,37 @@ async def test_pixels_in_use_are_never_removed_and_more_is_refused() -> None:
     store.release(b"a")
     await store.take(b"d", lambda: made("d"))
     assert made.removed == ["d", "a"]
+
+
+@in_loop
+async def test_pixels_that_are_not_in_use_make_room_where_the_machine_has_less_than_the_budget() -> None:
+    """Docker gives a container 64 MB of shared memory, which is full of earlier images soon."""
+    made = Made(memory=2)
+    store = made.store()
+    for name in "abcd":
+        await store.take(name.encode(), partial(made, name))
+        store.release(name.encode())
+    assert (made.removed, made.refused) == (["a", "b"], 0)
+    assert store.held_bytes == 2 << 12
+
+
+@in_loop
+async def test_an_image_that_the_machine_has_no_room_for_beside_those_in_use_is_refused(caplog: Any) -> None:
+    made = Made(memory=2)
+    store = made.store()
+    for name in "ab":
+        await store.take(name.encode(), partial(made, name))
+    for _ in range(2):
+        with pytest.raises(NoRoom, match="no room"):
+            await store.take(b"c", partial(made, "c"))
+    store.release(b"a")
+    assert (await store.take(b"c", partial(made, "c"))).name == "c"
+    store.release(b"c")
+    made.memory = 0
+    with pytest.raises(NoRoom):
+        await store.take(b"d", partial(made, "d"))
+    assert (made.removed, made.refused) == (["a", "c"], 3)
+    assert caplog.messages == ["an image got 503: no room"]
 
 
 @in_loop

@@ -1,11 +1,14 @@
 """Store of pixels in shared memory: held while a request uses them, and kept for the next one under a budget.
 
-A second question about an image finds its pixels, and an image that two requests have at once is prepared once.
+A second question about an image finds its pixels, and an image that two requests have at once is prepared once. Where
+the machine has less shared memory than the budget, pixels that are not in use make room for others.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -13,9 +16,12 @@ from typing import Any
 
 from ... import shared_memory
 from ...errors import Busy
-from ...media.pixels_memory import Pixels
+from ...media.pixels_memory import NoRoom, Pixels
+from ...text.work.fault_log import LimitedLog
 
 BUDGET_BYTES = 1 << 30
+
+log = logging.getLogger(__name__)
 
 
 class StoreFull(Busy):
@@ -46,6 +52,7 @@ class PixelStore:
         self.hits = 0
         self._unlink = unlink
         self._on_refused = on_refused
+        self._log = LimitedLog(time.monotonic, log)
         self._entries: OrderedDict[bytes, _Entry] = OrderedDict()
         self._preparing: dict[bytes, asyncio.Task[None]] = {}
 
@@ -89,7 +96,7 @@ class PixelStore:
 
     async def _prepare(self, digest: bytes, prepare: Callable[[], Awaitable[Pixels]]) -> None:
         try:
-            pixels = await prepare()
+            pixels = await self._made(prepare)
             if pixels.size_bytes > self.free_bytes:
                 self._unlink(pixels.name)
                 self._on_refused()
@@ -101,6 +108,30 @@ class PixelStore:
             self.held_bytes += pixels.size_bytes
         finally:
             del self._preparing[digest]
+
+    async def _made(self, prepare: Callable[[], Awaitable[Pixels]]) -> Pixels:
+        """Make pixels, again without those that are not in use where the machine has no room for them."""
+        try:
+            return await prepare()
+        except NoRoom as error:
+            if not self._drop_unused():
+                raise self._refused(error) from None
+        try:
+            return await prepare()
+        except NoRoom as error:
+            raise self._refused(error) from None
+
+    def _refused(self, error: NoRoom) -> NoRoom:
+        self._on_refused()
+        self._log.write("an image got 503: %s", error.message)
+        return error
+
+    def _drop_unused(self) -> bool:
+        """Remove all pixels that are not in use. Return whether there were any."""
+        unused = [digest for digest, entry in self._entries.items() if not entry.users]
+        for digest in unused:
+            self._remove(digest)
+        return bool(unused)
 
     def _evict(self, needed: int) -> None:
         """Remove the pixels that were used longest ago until `needed` bytes fit."""
