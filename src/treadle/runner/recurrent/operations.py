@@ -180,45 +180,61 @@ def _delta_gates(lower_bound: float | None, largest_beta: float) -> Callable[...
 
 
 def _delta_step(q: Any, k: Any, v: Any, logs: Any, beta: Any, state: Any) -> _Result:
-    q, k = (_columns(x, v) for x in (q, k))
-    state = _decayed(state, logs[:, 0, :, None, None] if logs.ndim == 3 else logs[:, 0, :, None])
-    off = _off(v[:, 0, ..., None], state @ k, beta[:, 0, :, None, None])
-    state = _moved(state, off, k.swapaxes(-1, -2))
-    return (state @ q).squeeze(-1)[:, None], state
+    heads, outputs, columns = _by_groups(k, v)
+    q, k, decays = q.astype(mx.float32), k.astype(mx.float32), _decays(logs, heads)
+    whole = state.reshape(*heads, outputs, columns)
+    if logs.ndim == 3:
+        seen = [_product(whole, k), decays]
+    else:
+        seen = [whole @ (k.reshape(*heads[:2], 1, columns, 1) * decays.swapaxes(-1, -2))]
+    off = _off(v.reshape(*heads, outputs, 1), beta.reshape(*heads, 1, 1), *seen)
+    whole = _moved(whole, decays, off, k.reshape(*heads[:2], 1, 1, columns))
+    return _product(whole, q).reshape(v.shape), whole.reshape(state.shape)
+
+
+def _linear_step(q: Any, k: Any, v: Any, logs: Any, state: Any) -> _Result:
+    heads, outputs, columns = _by_groups(k, v)
+    q, k = q.astype(mx.float32), k.astype(mx.float32)
+    whole = state.reshape(*heads, outputs, columns)
+    moved = v.reshape(*heads, outputs, 1), k.reshape(*heads[:2], 1, 1, columns)
+    whole = _moved(whole, _decays(logs, heads), *moved)
+    return _product(whole, q).reshape(v.shape), whole.reshape(state.shape)
+
+
+_Heads = tuple[int, int, int]
+"""Rows, groups, and heads of each group, which share keys and queries."""
+
+
+def _by_groups(k: Any, v: Any) -> tuple[_Heads, int, int]:
+    """The heads of keys (n, 1, groups, Dk) and values (n, 1, H, Dv), Dv and Dk."""
+    rows, _, heads, outputs = v.shape
+    groups, columns = k.shape[2:]
+    return (rows, groups, heads // groups), outputs, columns
+
+
+def _decays(logs: Any, heads: _Heads) -> Any:
+    """Decays (n, groups, H / groups, 1, 1 or Dk). They are made here once a head: a compiled function that had them
+    would make them for each number of a state."""
+    return mx.exp(logs).reshape(*heads, 1, -1)
+
+
+def _product(state: Any, x: Any) -> Any:
+    """Products (n, groups, H / groups, Dv, 1) of a state (n, groups, H / groups, Dv, Dk) with keys or queries (n, 1,
+    groups, Dk): one for all heads of a group."""
+    joined = state.reshape(*state.shape[:2], -1, state.shape[-1])
+    return (joined @ x.transpose(0, 2, 3, 1)).reshape(*state.shape[:-1], 1)
 
 
 @partial(mx.compile, shapeless=True)
-def _decayed(state: Any, logs: Any) -> Any:
-    return state * mx.exp(logs)
-
-
-@partial(mx.compile, shapeless=True)
-def _off(v: Any, seen: Any, beta: Any) -> Any:
+def _off(v: Any, beta: Any, seen: Any, *decays: Any) -> Any:
+    for factor in decays:
+        seen = seen * factor
     return (v - seen) * beta
 
 
 @partial(mx.compile, shapeless=True)
-def _moved(state: Any, v: Any, k: Any) -> Any:
-    return state + v * k
-
-
-@partial(mx.compile, shapeless=True)
-def _decayed_and_moved(state: Any, logs: Any, v: Any, k: Any) -> Any:
-    return state * mx.exp(logs) + v * k
-
-
-def _linear_step(q: Any, k: Any, v: Any, logs: Any, state: Any) -> _Result:
-    q, k = (_columns(x, v) for x in (q, k))
-    state = _decayed_and_moved(state, logs[:, 0, :, None, None], v[:, 0, ..., None], k.swapaxes(-1, -2))
-    return (state @ q).squeeze(-1)[:, None], state
-
-
-def _columns(array: Any, v: Any) -> Any:
-    """Keys or queries (n, 1, groups, Dk) of the heads of `v` (n, 1, H, Dv) as (n, H, Dk, 1), float32."""
-    array = array[:, 0].astype(mx.float32)
-    if array.shape[1] != v.shape[2]:
-        array = mx.repeat(array, v.shape[2] // array.shape[1], axis=1)
-    return array[..., None]
+def _moved(state: Any, decays: Any, v: Any, k: Any) -> Any:
+    return state * decays + v * k
 
 
 def _depthwise(x: Any, taps: Any) -> Any:
