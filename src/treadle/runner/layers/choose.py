@@ -12,12 +12,13 @@ from ...core.compute_path import KernelName, KernelPolicy, KernelState, KernelSt
 from ..device.cuda import CudaKernel, NewKernel
 from ..device.self_test import not_applicable
 from . import dense_experts, norms_cpu
+from .compiled_cpu import CompiledBlocks
 from .experts import ExpertMakers
 from .linear import LinearMakers
 from .linear_cpu import CpuLinearMakers
 from .mixtures import MixtureMakers
 from .plain_linear_cpu import PlainLinearMakers
-from .replace import Makers, ReplacedLayers
+from .replace import Maker, Makers, ReplacedLayers
 from .rotary_cpu import RotaryMakers
 
 
@@ -36,6 +37,7 @@ class FasterLayers(ReplacedLayers):
         self._experts = ExpertMakers(dtype, None if none else kernel)
         self._mixtures = MixtureMakers(dtype, None if none else kernel, self._experts, self._linear.tools_for)
         self._module = module
+        self._blocks = CompiledBlocks(module) if device == "cpu" else None
         super().__init__(module, self._makers_for(device))
 
     def _makers_for(self, device: str) -> Makers:
@@ -50,6 +52,9 @@ class FasterLayers(ReplacedLayers):
                 **RotaryMakers().makers,
             }
         return {}
+
+    def _maker_of(self, layer: Any) -> Maker | None:
+        return super()._maker_of(layer) or (None if self._blocks is None else self._blocks.maker_of(layer))
 
     def restrict(self, modules: Sequence[Any] | None) -> None:
         super().restrict(modules)

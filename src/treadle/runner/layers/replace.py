@@ -131,11 +131,14 @@ class ReplacedLayers:
         """Faster methods of layers inside of `modules`: of a layer before those that it takes."""
         layers, taken = (layer for module in modules for layer in module.modules()), set[int]()
         for layer in {id(one): one for one in layers}.values():
-            maker = None if id(layer) in taken else self._makers.get(full_name(type(layer)))
+            maker = None if id(layer) in taken else self._maker_of(layer)
             faster = None if maker is None else maker(layer)
             if faster is not None:
                 taken.update(id(inside) for one in faster.takes for inside in one.modules())
                 yield layer, faster
+
+    def _maker_of(self, layer: Any) -> Maker | None:
+        return self._makers.get(full_name(type(layer)))
 
     def _tested(self, made: Sequence[tuple[Any, Faster]]) -> list[tuple[Any, Faster]]:
         """The layers whose kind passed. All are made before, as kernels reserve memory for the largest."""

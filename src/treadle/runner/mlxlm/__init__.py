@@ -34,7 +34,7 @@ from .latent import identity
 from .library import MlxLm, connect
 from .mtp import family_of, finish_head
 from .older_fields import with_older_fields
-from .recurrent import RecurrentState, defer_norms
+from .recurrent import RecurrentState, defer_norms, has_convolution
 from .taps import tap_layers
 
 __all__ = [
@@ -63,6 +63,7 @@ __all__ = [
     "family_of",
     "finish_eagle",
     "finish_head",
+    "has_convolution",
     "identity",
     "injecting",
     "keep_rows",

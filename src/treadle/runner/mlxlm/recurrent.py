@@ -144,6 +144,11 @@ def _is_of(array: Any, convolution: BoundConvolution) -> bool:
     return bool(shape == (width - 1, channels))
 
 
+def has_convolution(part: Any) -> bool:
+    """Whether there is a convolution inside of `part` whose state is in slots."""
+    return any(hasattr(one, "bind") for one in part.modules())
+
+
 def _route_recurrences(model: Any) -> bool:
     """Route the recurrences of `model`'s layers to states in slots. False where none is known."""
     found = False

@@ -9,12 +9,13 @@ token from the batch and from slots. Where it hands its state to mlx-lm's functi
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ..mlxlm import RecurrentState, defer_norms
 from .mixing import Mixing
 from .slot_arrays import SlotArrays
-from .step import Norm, RecurrentPass
+from .step import Norm, RecurrentPass, SlotSegment
 
 
 class Recurrences(Protocol):
@@ -183,6 +184,7 @@ class RecurrentLayer:
             for state in states
         ]
         self.step = step
+        self._states = states
         self._recurrences = recurrences
         self._arrays = [entry.pool for entry in self.entries if isinstance(entry.pool, SlotArrays)]
 
@@ -200,6 +202,23 @@ class RecurrentLayer:
         for entry in slots:
             entry.written_with(out)
         return out
+
+    def states_of_singles(self, count: int) -> list[Any] | None:
+        """The states (count, ...) before a step of `count` sequences, of one token each; None for another step, or
+        where states are written in place."""
+        slots = None if self.in_place else self.step.singles
+        return [pool.read(slots[0]) for pool in self._arrays] if slots and len(slots[0]) == count else None
+
+    def write_singles(self, states: Sequence[Any]) -> None:
+        """Take the states behind a step of single tokens."""
+        assert self.step.singles is not None
+        for pool, behind in zip(self._arrays, states, strict=True):
+            pool.write(self.step.singles[1], behind)
+
+    @property
+    def traced(self) -> TracedStates:
+        """Its states for traces."""
+        return TracedStates(self._states, self._recurrences)
 
     @property
     def recurrence(self) -> StateSlots:
@@ -237,3 +256,25 @@ class RecurrentLayer:
 
     def make_mask(self, count: int) -> None:
         """No mask: no token is padding."""
+
+
+@dataclass(frozen=True)
+class TracedStates:
+    """The states of a recurrent layer in traces of steps of single tokens."""
+
+    states: Sequence[RecurrentState]
+    recurrences: Recurrences
+
+    def run(self, call: Callable[[RecurrentLayer], Any], before: Sequence[Any]) -> tuple[Any, list[Any]]:
+        """Return the result of `call` with a layer cache that holds the states `before` (n, ...), and those behind
+        it."""
+        count = before[0].shape[0]
+        step = RecurrentPass([SlotSegment(i, 1, i, count + i) for i in range(count)], count=count)
+        layer = RecurrentLayer(self.states, 2 * count, self.recurrences, step)
+        for entry, states in zip(layer.entries, before, strict=True):
+            entry.pool.write(range(count), states)
+        out = call(layer)
+        after = [entry.pool.read(range(count, 2 * count)) for entry in layer.entries]
+        layer.take_written()
+        layer.free()
+        return out, after

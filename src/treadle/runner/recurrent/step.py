@@ -91,11 +91,13 @@ class RecurrentPass:
     rows: Any = None
     count: int = 0
     _runs: list[Run] | None = field(default=None, repr=False)
+    _singles: tuple[list[int], list[int]] | None = field(default=None, repr=False)
     _empty: dict[tuple[int, Any], Any] = field(default_factory=dict, repr=False)
 
     def begin(self, segments: Sequence[SlotSegment], table: Any, rows: Any) -> None:
         """Take a step's segments, and their arrays on the device."""
-        self.segments, self.table, self.rows, self._runs = segments, table, rows, None
+        self.segments, self.table, self.rows = segments, table, rows
+        self._runs = self._singles = None
         if self.count != int(rows.shape[0]):
             self._empty.clear()
             self.count = int(rows.shape[0])
@@ -116,8 +118,19 @@ class RecurrentPass:
         return self._runs
 
     @property
+    def singles(self) -> tuple[list[int], list[int]] | None:
+        """The slots that are read and written, where all segments are of one token; None where one has more."""
+        if self.count != len(self.segments):
+            return None
+        if self._singles is None:
+            self._singles = [one.source for one in self.segments], [one.target for one in self.segments]
+        return self._singles
+
+    @property
     def begins(self) -> Any:
-        """Whether each token (T,) is its sequence's first."""
+        """Whether each token (T,) is its sequence's first. Raises NotImplementedError in a trace."""
+        if self.table is None:
+            raise NotImplementedError("segments that begin are not known in a trace")
         lines = self.table[self.rows]
         return (lines[:, 2] == FRESH) & (lines[:, 0] == mx.arange(self.count))
 
