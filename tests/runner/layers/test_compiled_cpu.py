@@ -101,6 +101,32 @@ def test_mixtures_of_experts_are_compiled() -> None:
     assert mx.array_equal(mixture(tokens(4)), plain[4])
 
 
+class Gated(nn.Module):
+    def __init__(self, columns: int = 32) -> None:
+        super().__init__()
+        self.gate_proj, self.up_proj = (nn.Linear(columns, 48, bias=False) for _ in range(2))
+        self.down_proj = nn.Linear(48, columns, bias=False)
+
+    def __call__(self, x: Any) -> Any:
+        return self.down_proj(nn.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+def test_feed_forward_blocks_are_compiled() -> None:
+    block = Gated()
+    plain = {count: block(tokens(count)) for count in (1, 4, 40)}
+    layers = installed_on_cpu(block, count=4)
+    assert layers.labels["compiled feed-forward blocks"] == 1
+    for _ in range(3):
+        for count, wanted in plain.items():
+            assert mx.allclose(block(tokens(count)), wanted, atol=1e-5)
+
+
+def test_layers_beside_others_are_no_block_of_their_own() -> None:
+    block = Gated()
+    block.norm = nn.RMSNorm(32)
+    assert not [label for label in installed_on_cpu(block, count=4).labels if label.startswith("compiled")]
+
+
 SINGLES: tuple[tuple[str, int], ...] = tuple((names, 1) for names in ("abc", "abcd", "cdba", "abcd", "bd", "abc", "db"))
 
 

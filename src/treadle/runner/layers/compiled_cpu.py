@@ -26,6 +26,8 @@ MOST_TOKENS = 16
 """The most tokens of a compiled call. Each number of them has a program of its own."""
 _SWITCH = "mlx_lm.models.switch_layers"
 _EXPERTS = {f"{_SWITCH}.SwitchGLU", f"{_SWITCH}.SwitchMLP"}
+_FEED_FORWARD = {"gate_proj", "up_proj", "gate_up_proj", "down_proj", "w1", "w2", "w3", "fc1", "fc2", "c_fc", "c_proj"}
+"""Names of the layers of a feed-forward block, in most modules."""
 
 _Program = Callable[[Any, Sequence[Any]], tuple[Any, Sequence[Any]]]
 _Kinds = tuple[type, ...]
@@ -113,6 +115,9 @@ class CompiledBlocks:
         """A maker for `layer`, if it is such a block."""
         if callable(layer) and any(full_name(type(part)) in _EXPERTS for part in layer.children().values()):
             return partial(_compiled, "mixtures of experts")
+        names = set(layer.children())
+        if callable(layer) and len(names) > 1 and names <= _FEED_FORWARD:
+            return partial(_compiled, "feed-forward blocks")
         if self._mixers is None:
             layers = getattr(self._module, "layers", ())
             parts = (part for layer in layers for part in layer.children().values() if isinstance(part, nn.Module))
