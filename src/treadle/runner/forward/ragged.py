@@ -8,6 +8,8 @@ caches compute it (`MlxLm.route_attention`), behind which a KV backend keeps key
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
+from itertools import accumulate
 from typing import Any
 
 import mlx.core as mx
@@ -38,12 +40,20 @@ class RaggedBatch:
     def __init__(self, segments: Sequence[RowSegment], *, in_buckets: bool = False) -> None:
         self.segments = segments
         self.in_buckets = in_buckets
-        self.counts: Numbers = np.array([len(segment.tokens) for segment in segments], np.int32)
-        self.ends: Numbers = np.cumsum(self.counts, dtype=np.int32)
-        self.firsts: Numbers = self.ends - self.counts
-        self.count = int(self.ends[-1])
+        counts = [len(segment.tokens) for segment in segments]
+        self.count = sum(counts)
         self.starts: Numbers = np.array([segment.start for segment in segments], np.int32)
-        self.indices = self.positions = _ranges(self.starts, self.counts)
+        self.counts: Numbers
+        self.ends: Numbers
+        self.firsts: Numbers
+        if self.count == len(counts):  # a segment has a token at least
+            self.counts, self.firsts, self.ends = _singles(self.count)
+            self.indices = self.positions = self.starts
+        else:
+            self.counts = np.array(counts, np.int32)
+            self.ends = np.cumsum(self.counts, dtype=np.int32)
+            self.firsts = self.ends - self.counts
+            self.indices = self.positions = _ranges(self.starts, self.counts)
         self.columns: Columns | None = None
         if with_columns(segments):
             self.columns = Columns(segments, self.firsts.tolist(), self.indices)
@@ -84,13 +94,12 @@ class ForwardPass:
         segments need."""
         if hidden:
             return self._run_with_hidden(batch, previous)
-        wants = np.array([segment.wants for segment in batch.segments], np.int32)
-        wanted_ends = np.cumsum(wants, dtype=np.int32)
-        rows = _ranges(batch.ends - wants, wants)
-        logits = self._logits(batch, self._tokens(batch, previous), self._wanted(batch, rows), len(rows))
+        wants = [segment.wants for segment in batch.segments]
+        ends = list(accumulate(wants))
+        logits = self._logits(batch, self._tokens(batch, previous), self._wanted(batch, wants), ends[-1])
         places = {
             segment.id: (end - segment.wants, segment.wants)
-            for segment, end in zip(batch.segments, wanted_ends.tolist(), strict=True)
+            for segment, end in zip(batch.segments, ends, strict=True)
             if segment.wants
         }
         return ForwardOutput(logits, places)
@@ -134,11 +143,15 @@ class ForwardPass:
         injection = injection_of(batch.segments, batch.firsts.tolist(), batch.count, self._put)
         return self.columns.compute(tokens, self._layers, injection, axes=batch.positions.ndim > 1)
 
-    def _wanted(self, batch: RaggedBatch, rows: Numbers) -> Any | None:
-        """Indices of the tokens that the head sees, `rows` first; None where it sees all. In buckets the number of
-        indices is padded, too, and the head sees all tokens of a batch that only decodes."""
+    def _wanted(self, batch: RaggedBatch, wants: Sequence[int]) -> Any | None:
+        """Indices of the tokens that the head sees, first the last `wants` of each segment; None where it sees all. In
+        buckets the number of indices is padded, too, and the head sees all tokens of a batch that only decodes."""
+        if not batch.in_buckets and sum(wants) in (0, batch.count):
+            return None
+        last = np.array(wants, np.int32)
+        rows = _ranges(batch.ends - last, last)
         if not batch.in_buckets:
-            return self._put(rows)[0] if 0 < len(rows) < batch.count else None
+            return self._put(rows)[0]
         segments = batch.real
         if 0 < len(rows) == rows[-1] + 1 and decode_bucket(len(rows)) == batch.count:
             return None
@@ -179,6 +192,15 @@ def _is_previous(batch: RaggedBatch, previous: Any) -> bool:
     if [segment.previous for segment in segments] != list(range(len(segments))):
         return False
     return int(batch.ends[len(segments) - 1]) == len(segments)
+
+
+@cache
+def _singles(count: int) -> tuple[Numbers, Numbers, Numbers]:
+    """Counts, firsts and ends of as many segments of one token, not to be written to."""
+    made = np.ones(count, np.int32), np.arange(count, dtype=np.int32), np.arange(1, count + 1, dtype=np.int32)
+    for one in made:
+        one.setflags(write=False)
+    return made
 
 
 def _ranges(starts: Numbers, counts: Numbers) -> Numbers:

@@ -80,14 +80,15 @@ class RecurrentGroup:
         count = max(map(len, split))
         return [[parts[i] for parts in split if (i := wave - count + len(parts)) >= 0] for wave in range(count)]
 
+    def begin_operations(self, batch: RaggedBatch, rows: Sequence[SlotTable]) -> None:
+        """Begin a pass by MLX's operations over `batch`, whose sequences have `rows`. Raises MemoryError where no slot
+        is left."""
+        self.step.begin(self._place(batch, rows))
+
     def begin(self, batch: RaggedBatch, rows: Sequence[SlotTable | None]) -> list[npt.NDArray[np.int32]]:
-        """Begin a pass over `batch`, whose sequences have `rows` (None for padding). Return the arrays to copy to the
-        device for `put`. Raises MemoryError where no slot is left."""
-        spare = self.slots.available - len(batch.segments)
-        self._segments = []
-        for segment, first, row in zip(batch.segments, batch.firsts.tolist(), rows, strict=True):
-            self._segments.append(self._placed(segment, first, row, spare=spare > 0))
-            spare -= segment.drafts > 0
+        """Begin a pass by kernels over `batch`, whose sequences have `rows` (None for padding). Return the arrays to
+        copy to the device for `put`. Raises MemoryError where no slot is left."""
+        self._segments = self._place(batch, rows)
         table, of_tokens = tables(self._segments)
         lines = mixed_bucket(len(table))
         return [np.pad(table, ((0, lines - len(table)), (0, 0))), of_tokens]
@@ -95,6 +96,13 @@ class RecurrentGroup:
     def put(self, table: Any, rows: Any) -> None:
         """Take the arrays of `begin`, on the device."""
         self.step.begin(self._segments, table, rows)
+
+    def _place(self, batch: RaggedBatch, rows: Sequence[SlotTable | None]) -> list[SlotSegment]:
+        spare, placed = self.slots.available - len(batch.segments), []
+        for segment, first, row in zip(batch.segments, batch.firsts.tolist(), rows, strict=True):
+            placed.append(self._placed(segment, first, row, spare=spare > 0))
+            spare -= segment.drafts > 0
+        return placed
 
     def _placed(self, segment: RowSegment, first: int, row: SlotTable | None, *, spare: bool) -> SlotSegment:
         """Return the segment with its slots. The state before drafts is kept, and that behind them if a slot is to
@@ -125,6 +133,8 @@ class RecurrentGroup:
 def _parts(segment: RowSegment, marks: Sequence[int]) -> list[RowSegment]:
     """The segment, split at `marks`; whole where logits of several tokens are needed, or tokens see those behind
     them."""
+    if len(segment.tokens) == 1:
+        return [segment]
     inside = sorted({mark for mark in marks if segment.start < mark < segment.end})
     if not inside or segment.wants > 1 or segment.last_visible is not None:
         return [segment]

@@ -258,6 +258,15 @@ class RecurrentLayer:
         """No mask: no token is padding."""
 
 
+class _TracedPass(RecurrentPass):
+    """A pass in a trace, which serves sequences that begin and others."""
+
+    @property
+    def begins(self) -> Any:
+        """Raises NotImplementedError."""
+        raise NotImplementedError("a trace does not know which sequences begin")
+
+
 @dataclass(frozen=True)
 class TracedStates:
     """The states of a recurrent layer in traces of steps of single tokens."""
@@ -269,7 +278,7 @@ class TracedStates:
         """Return the result of `call` with a layer cache that holds the states `before` (n, ...), and those behind
         it."""
         count = before[0].shape[0]
-        step = RecurrentPass([SlotSegment(i, 1, i, count + i) for i in range(count)], count=count)
+        step = _TracedPass([SlotSegment(i, 1, i, count + i) for i in range(count)], count=count)
         layer = RecurrentLayer(self.states, 2 * count, self.recurrences, step)
         for entry, states in zip(layer.entries, before, strict=True):
             entry.pool.write(range(count), states)

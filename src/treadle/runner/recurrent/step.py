@@ -83,7 +83,7 @@ class RecurrentPass:
 
     The batch's tokens belong to `segments`, which cover them in order. On the device `table` (segments, 6) int32 has
     the numbers of each, and `rows` (T,) int32 has each token's segment; both may have more lines:
-    those of a `count` of 0 do nothing. `count` is T.
+    those of a `count` of 0 do nothing. MLX's operations need neither. `count` is T.
     """
 
     segments: Sequence[SlotSegment] = ()
@@ -94,13 +94,14 @@ class RecurrentPass:
     _singles: tuple[list[int], list[int]] | None = field(default=None, repr=False)
     _empty: dict[tuple[int, Any], Any] = field(default_factory=dict, repr=False)
 
-    def begin(self, segments: Sequence[SlotSegment], table: Any, rows: Any) -> None:
-        """Take a step's segments, and their arrays on the device."""
+    def begin(self, segments: Sequence[SlotSegment], table: Any | None = None, rows: Any | None = None) -> None:
+        """Take a step's segments, and their arrays on the device where there are kernels."""
         self.segments, self.table, self.rows = segments, table, rows
         self._runs = self._singles = None
-        if self.count != int(rows.shape[0]):
+        count = sum(one.count for one in segments) if rows is None else int(rows.shape[0])
+        if self.count != count:
             self._empty.clear()
-            self.count = int(rows.shape[0])
+            self.count = count
 
     def replace(self, table: Any, rows: Any) -> None:
         """Put other arrays in the place of the step's, as for a trace. Nothing that was made with those stays."""
@@ -128,9 +129,11 @@ class RecurrentPass:
 
     @property
     def begins(self) -> Any:
-        """Whether each token (T,) is its sequence's first. Raises NotImplementedError in a trace."""
+        """Whether each token (T,) is its sequence's first."""
         if self.table is None:
-            raise NotImplementedError("segments that begin are not known in a trace")
+            first = np.zeros(self.count, np.bool_)
+            first[[one.first for one in self.segments if one.count and one.source == FRESH]] = True
+            return mx.array(first)
         lines = self.table[self.rows]
         return (lines[:, 2] == FRESH) & (lines[:, 0] == mx.arange(self.count))
 

@@ -314,8 +314,7 @@ class ContiguousBackend:
         self._step.positions = mx.array(batch.positions)
         self._narrow(batch)
         if self._recurrent is not None:
-            rows = [segment.sequence.kv.slots for segment in batch.segments]
-            self._recurrent.put(*map(mx.array, self._recurrent.begin(batch, rows)))
+            self._recurrent.begin_operations(batch, [segment.sequence.kv.slots for segment in batch.segments])
         for one in placed:  # a pass that is computed again writes over its first results
             for buffer in one.buffers:
                 buffer.cut(one.end - one.count)
