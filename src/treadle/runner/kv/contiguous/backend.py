@@ -165,7 +165,9 @@ class ContiguousBackend:
         return self._index if self._recurrent is None else None
 
     def warm_passes(self, limits: WarmLimits) -> list[WarmPass]:
-        return warm_passes(self._config.device, limits)
+        """On a CPU a sequence alone, for which MLX compiles other functions. Blocks are compiled in its second pass."""
+        alone = [WarmPass(decoding=1)] * 2 if self._config.device == "cpu" else []
+        return [*alone, *warm_passes(self._config.device, limits)]
 
     def least_forced(self, decoding: int) -> int:
         """MLX's attention on CUDA takes longer for segments of a new length than for as many single tokens."""
