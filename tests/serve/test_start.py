@@ -48,6 +48,13 @@ def test_a_folder_that_is_missing(start: Start, tmp_path: Path) -> None:
     assert "nowhere" in failed(start(tmp_path / "nowhere"))
 
 
+def test_hosts_of_images_for_a_model_that_takes_none(start: Start, tiny: Tiny) -> None:
+    """A setting that would do nothing."""
+    line = failed(start(tiny("llama"), "--image-hosts", "images.example.com"))
+    assert "--image-hosts would do nothing: the model reads text only" in line
+    assert "leave it out" in line
+
+
 def test_torn_weights(start: Start, tmp_path: Path) -> None:
     folder = make_tiny(tmp_path / "torn")
     weights = folder / "model.safetensors"

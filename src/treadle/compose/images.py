@@ -8,10 +8,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ..config import Settings
+from ..errors import ConfigError
 from ..fronts.media.service import ImageService, Workers
 from ..fronts.media.store import PixelStore
 
 if TYPE_CHECKING:
+    from ..fronts.served_models import ServedModel
     from ..text.images import AnySettings
 
 PACKAGES = ("numpy", "PIL")
@@ -40,6 +42,12 @@ def image_service(
 
     store = PixelStore(on_refused=on_refused)
     return ImageService(make, hosts=settings.image_hosts, trouble=missing_packages(), store=store)
+
+
+def check_image_hosts(settings: Settings, model: ServedModel) -> None:
+    """Raise ConfigError where images would be fetched for a model, which has been loaded, that takes none."""
+    if settings.image_hosts and (why := model.limits().no_images):
+        raise ConfigError(f"`image_hosts` would do nothing: {why}; leave it out", param="image_hosts")
 
 
 def missing_packages() -> str:

@@ -20,7 +20,7 @@ from ..gc_pause import without_collections
 from ..network_exposure import Reach, check, reach_of
 from .checks import check_cheaply, require_grpc, require_installed
 from .engine import engine_for
-from .images import image_service
+from .images import check_image_hosts, image_service
 from .sockets import listen
 from .texts import TextWorkers
 from .waiting import aside, first, until
@@ -232,6 +232,7 @@ class Server:
         text = await texts.load(self._folder.path, self.settings, engine.begin)
         await engine.supervisor.ready()
         assert engine.capabilities is not None
+        check_image_hosts(self.settings, model)
         self._settled()
         if self._watchdog is not None:
             self._watchdog.ready()

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from ..compose.checks import require_installed
 from ..compose.engine import engine_for
-from ..compose.images import image_service
+from ..compose.images import check_image_hosts, image_service
 from ..compose.texts import LocalTexts
 from ..compose.waiting import aside
 from ..config import Settings
@@ -106,14 +106,16 @@ class Engine:
         await self._texts.load(folder, self.settings)
         client = engine_for(self.settings, lambda: folder)
         client.supervisor.on_stage = self._progress
+        images = image_service(self.settings, lambda: client.gate.refuse(Refusal.IMAGE_BUSY))
+        names, most = model_names(self.settings), self.settings.max_tokens
+        model = ServedModel(names, client, self._texts, most, images=images)
         try:
             await client.start()
+            check_image_hosts(self.settings, model)
         except BaseException:
             await client.stop()
             raise
-        images = image_service(self.settings, lambda: client.gate.refuse(Refusal.IMAGE_BUSY))
-        names, most = model_names(self.settings), self.settings.max_tokens
-        self._model = ServedModel(names, client, self._texts, most, images=images)
+        self._model = model
 
     async def stop(self) -> None:
         """End the engine; what still runs gets an error. Idempotent."""

@@ -18,7 +18,7 @@ from mlx.utils import tree_flatten
 
 from tests.runner.looped import Looped
 from tests.runner.vision.asked import VisionModel
-from tests.support.shared_pixels import SharedPixels
+from tests.support.shared_pixels import shared_pixels
 from tests.support.tiny_vision import FAMILIES, config_of, make_reference, make_vision, pixels_of, quantizable
 from treadle.runner.build import build
 from treadle.runner.loading import vision as loading
@@ -65,8 +65,9 @@ def test_a_quantized_tower_is_read_as_such(tmp_path: Path) -> None:
 def served(folder: Path, **options: Any) -> Any:
     """What a runner over the folder tells of itself. It answers text."""
     runner = build(folder, max_running=2, **options)
-    model = VisionModel("qwen3_vl", folder, SharedPixels())
-    assert len(Looped(runner).run(model.ask("text", head=9).submit)["text"]) == 10
+    with shared_pixels() as pixels:
+        model = VisionModel("qwen3_vl", folder, pixels)
+        assert len(Looped(runner).run(model.ask("text", head=9).submit)["text"]) == 10
     return runner.capabilities()
 
 
