@@ -16,6 +16,7 @@ from treadle.core.messages import Submit
 from treadle.core.plan import DraftTrial, RowTokens, StepResult
 from treadle.core.scheduler import Scheduler, SchedulerLimits
 from treadle.core.sequence import Sequence
+from treadle.core.speculation import Speculation
 from treadle.core.statistics import RunnerStatistics, SpeculationStatistics
 from treadle.core.verify_costs import VerifyCosts
 
@@ -173,6 +174,20 @@ def test_outcomes_that_plain_steps_show_for_free_need_no_trials() -> None:
     engine.run(200)
     assert not any(decode.drafts for plan in engine.plans for decode in plan.decode)
     assert all(plan.propose for plan in engine.plans)
+
+
+def test_the_chances_that_are_shown_follow_the_outcomes() -> None:
+    speculation = Speculation(MEMORY_BOUND.budget(), lookahead=1, resolved=False)
+    seq = Sequence.of(Submit(id="a", prompt=(1,), max_tokens=99), order=0, now=0.0)
+    shown = [speculation.statistics(), speculation.statistics()]
+    for match, drafted, accepted in ((0, 2, 2), (4, 3, 0)):
+        speculation.tried(seq, match, drafted, accepted)
+        shown.append(speculation.statistics())
+    first, same, computed, matched = shown
+    assert same == first
+    assert computed.chances[0] > first.chances[0]
+    assert computed.match_chances == first.match_chances
+    assert dict(matched.match_chances)[4] < dict(first.match_chances)[4]
 
 
 def test_drafts_are_taken_from_the_sequences_whose_drafts_are_right() -> None:
