@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from treadle import shared_memory as shm
+from treadle.file_locks import try_lock
 
 
 @pytest.fixture
@@ -166,14 +167,14 @@ def test_a_mark_that_was_taken_for_a_dead_owners_is_not_used(monkeypatch: pytest
     """Between its creation and its lock. Nor is one that another owner has."""
     first = shm.Owner()
     taken, removed, free = first.new_name().rpartition("-")[0][-6:], "0" * 6, "1" * 6
-    tokens, lock = iter([taken, removed, free]), shm._locked
+    tokens, lock = iter([taken, removed, free]), try_lock
 
     def too_late(handle: int) -> bool:
         shm.unlink(f"{shm.PREFIX}{os.getpid():x}.{removed}")
         return lock(handle)
 
     monkeypatch.setattr("secrets.token_hex", lambda count: next(tokens))
-    monkeypatch.setattr(shm, "_locked", too_late)
+    monkeypatch.setattr(shm, "try_lock", too_late)
     second = shm.Owner()
     assert second.new_name().endswith(f".{free}-1")
     first.close()

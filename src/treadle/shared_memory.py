@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import _posixshmem  # type: ignore[import-not-found]
 import contextlib
-import fcntl
 import itertools
 import mmap
 import os
@@ -21,6 +20,8 @@ import secrets
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+
+from .file_locks import try_lock
 
 PREFIX = "/treadle-"
 FOLDER = Path("/dev/shm")
@@ -58,7 +59,7 @@ class Owner:
                 handle = _posixshmem.shm_open(mark, os.O_CREAT | os.O_EXCL | os.O_RDWR, mode=_MODE)
             except FileExistsError:
                 return
-            if not _locked(handle) or not os.fstat(handle).st_nlink:
+            if not try_lock(handle) or not os.fstat(handle).st_nlink:
                 os.close(handle)
                 return
             self._lock = handle
@@ -113,7 +114,7 @@ def _remove(mark: str, names: list[str]) -> int:
     handle: int | None = None
     try:
         handle = _posixshmem.shm_open(mark, os.O_RDONLY)
-        if not _locked(handle):
+        if not try_lock(handle):
             os.close(handle)
             return 0
     except FileNotFoundError:
@@ -127,15 +128,6 @@ def _remove(mark: str, names: list[str]) -> int:
         if handle is not None:
             os.close(handle)
     return len(names)
-
-
-def _locked(handle: int) -> bool:
-    """Lock an object for this process, until it closes it; False where another has the lock."""
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _allocate(handle: int, size: int) -> None:

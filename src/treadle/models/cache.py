@@ -8,7 +8,6 @@ not match the sizes in its manifest is built again.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
@@ -21,6 +20,7 @@ from typing import Any
 
 from ..environment import cache_folder
 from ..errors import ModelError
+from ..file_locks import try_lock
 
 MANIFEST = "treadle-manifest.json"
 _POLL_S = 0.2
@@ -126,18 +126,10 @@ def _locked(folder: Path, progress: Callable[[str], None], lock_s: float) -> Ite
     path = folder.parent / f"{folder.name}.lock"
     deadline = time.monotonic() + lock_s
     with path.open("a") as file:
-        if not _try_lock(file.fileno()):
+        if not try_lock(file.fileno()):
             progress(f"another process is building {folder.name}: waiting for it")
-            while not _try_lock(file.fileno()):
+            while not try_lock(file.fileno()):
                 if time.monotonic() >= deadline:
                     raise ModelError(f"another process has held {path} for {lock_s:.0f} s: end it and try again")
                 time.sleep(_POLL_S)
         yield
-
-
-def _try_lock(handle: int) -> bool:
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True

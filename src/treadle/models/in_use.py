@@ -11,6 +11,8 @@ import fcntl
 import os
 from pathlib import Path
 
+from ..file_locks import try_lock
+
 
 class UsageLock:
     """A shared lock of a folder, held until `close` or the end of the process."""
@@ -52,11 +54,8 @@ def is_locked(path: Path) -> bool:
     except OSError:
         return False
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
+        return not try_lock(handle)
     except OSError:
         return False
     finally:
         os.close(handle)
-    return False
