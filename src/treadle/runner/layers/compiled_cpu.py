@@ -1,4 +1,5 @@
-"""Blocks of layers on the CPU as compiled functions of a few tokens: recurrent mixers and mixtures of experts.
+"""Blocks of layers on the CPU as compiled functions of a few tokens: recurrent mixers, mixtures of experts, and other
+feed-forward blocks.
 
 A block of a small model consists of dozens of operations, which take longer to make in Python, one by one, than to
 compute. Compiled they are made by one call, and neighbours among them become one operation.
@@ -43,30 +44,30 @@ class CompiledBlock:
 
     def __init__(self, own: Callable[..., Any]) -> None:
         self._own = own
-        self._programs: dict[Any, _Program | None] = {}
+        self._programs: dict[Any, _Program] = {}
+        self._failed: set[Any] = set()
 
     def __call__(self, *args: Any, **named: Any) -> Any:
         """Return what `own` returns."""
         values = (*args, *named.values())
         kinds = tuple(map(type, values))
         x, cache = _inputs(values, kinds)
-        states = None if x is None else () if cache is None else cache.states_of_singles(x.shape[0])
-        if x is None or states is None:
+        key = None if x is None else (x.shape, x.dtype, kinds, *named)
+        if x is None or key in self._failed:
             return self._own(*args, **named)
-        key = x.shape, x.dtype, kinds, *named
+        states = () if cache is None else cache.states_of_singles(x.shape[0])
+        if states is None:
+            return self._own(*args, **named)
         if key not in self._programs:
             self._programs[key] = mx.compile(
                 partial(_traced, self._own, kinds, tuple(named), None if cache is None else cache.traced)
             )
             return self._own(*args, **named)
-        program = self._programs[key]
-        if program is not None:
-            try:
-                y, behind = program(x, states)
-            except FAULTS as error:
-                _log.debug("a block of the model is not compiled for %d tokens: %s", x.shape[0], error)
-                self._programs[key] = program = None
-        if program is None:
+        try:
+            y, behind = self._programs[key](x, states)
+        except FAULTS as error:
+            _log.debug("a block of the model is not compiled for %d tokens: %s", x.shape[0], error)
+            self._failed.add(key)
             return self._own(*args, **named)
         if cache is not None:
             cache.write_singles(behind)
@@ -105,7 +106,8 @@ def _traced(
 
 
 class CompiledBlocks:
-    """The blocks of a `module` that are compiled: mixtures of experts, and what has convolutions in a layer."""
+    """The blocks of a `module` that are compiled: those with experts or of feed-forward layers alone, and what has
+    convolutions in a layer."""
 
     def __init__(self, module: Any) -> None:
         self._module = module

@@ -22,7 +22,7 @@ import mlx.nn as nn
 
 from ..weight_files import stored_tensors
 from .draft_head import DraftHead, NoHead
-from .hooks import Selection, select
+from .hooks import Selection, derived, select
 from .injection import embedding_of, text_model
 
 _JOINT = "joint."
@@ -236,7 +236,7 @@ def _ids(offsets: Any | None, count: int, vocabulary: int) -> Any | None:
     return ids
 
 
-def _head_class(model: Any, settings: Mapping[str, Any], shape: EagleShape, names: set[str]) -> type:
+def _head_class(model: Any, settings: Mapping[str, Any], shape: EagleShape, names: set[str]) -> Any:
     """Return the class `model` for a head with weights of these `names`."""
     own_tokens = not shape.shares_embedding
     if own_tokens and _EMBEDDING not in names:
@@ -257,8 +257,7 @@ def _head_class(model: Any, settings: Mapping[str, Any], shape: EagleShape, name
         bare = {name.removeprefix("model."): value for name, value in weights.items() if "rotary_emb." not in name}
         return {_renamed(name): value for name, value in bare.items() if not name.startswith(skipped)}
 
-    names_of = {"__init__": begin, "sanitize": sanitize, "__module__": model.__module__}
-    return type(model.__name__, (model,), names_of)
+    return derived(model, {"__init__": begin, "sanitize": sanitize})
 
 
 def _renamed(name: str) -> str:

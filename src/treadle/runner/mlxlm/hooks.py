@@ -141,16 +141,20 @@ class SelectingNorm(nn.Module):  # type: ignore[misc]
         return self._selection
 
 
+def derived(model: Any, members: Mapping[str, Any]) -> Any:
+    """Return the class `model` with other `members`. It has the name and the module of `model`, by which its kind is
+    known."""
+    return type(model.__name__, (model,), {**members, "__module__": model.__module__})
+
+
 def sanitizing(model: Any, sanitized: Callable[[Any, Rules, dict[str, Any]], Mapping[str, Any]]) -> Any:
     """Return the class `model`, whose weights are `sanitized`: made from the module, from mlx-lm's own rules for them
-    (none: they stay as they are), and from those that were read. It has the name and the module of `model`, by which
-    its kind is known."""
+    (none: they stay as they are), and from those that were read."""
 
     def sanitize(self: Any, weights: dict[str, Any]) -> dict[str, Any]:
         return dict(sanitized(self, getattr(super(made, self), "sanitize", dict), weights))
 
-    members: dict[str, Any] = {"sanitize": sanitize, "__module__": model.__module__}
-    made: Any = type(model.__name__, (model,), members)
+    made = derived(model, {"sanitize": sanitize})
     return made
 
 

@@ -24,7 +24,7 @@ from mlx.utils import tree_flatten
 from ..weight_files import stored_tensors
 from .draft_head import DraftHead, NoHead
 from .fp8 import dequantized
-from .hooks import SelectingNorm, Selection, select
+from .hooks import SelectingNorm, Selection, derived, select
 from .older_fields import reading_later_fields
 from .scaled_rotations import scaling
 from .text_types import plain_classes
@@ -176,7 +176,7 @@ def _scale(norm: Any) -> Any:
     return 1 / weight
 
 
-def _head_class(model: Any, family: MtpFamily, layers: int, stored: Mapping[str, Any]) -> type:
+def _head_class(model: Any, family: MtpFamily, layers: int, stored: Mapping[str, Any]) -> Any:
     """Return the class `model` for a head of a model with so many layers, which is found among all `stored` weights."""
 
     def begin(self: Any, arguments: Any) -> None:
@@ -190,8 +190,7 @@ def _head_class(model: Any, family: MtpFamily, layers: int, stored: Mapping[str,
         found = _found(family, layers, stored)
         return {**_changed(found, stored, partial(model.sanitize, self)), **_placeholders(self)}
 
-    names = {"__init__": begin, "sanitize": sanitize, "__module__": model.__module__}
-    return type(model.__name__, (model,), names)
+    return derived(model, {"__init__": begin, "sanitize": sanitize})
 
 
 def _found(family: MtpFamily, layers: int, weights: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from typing import Any
 import mlx.nn as nn
 
 from .axes import rotations_of
+from .hooks import derived
 from .older_fields import with_older_fields
 
 _KINDS = ("linear", "llama3", "yarn", "longrope")
@@ -24,53 +25,60 @@ _LOCAL = "rope_local_base_freq"
 def scaling(model: Any, config: Mapping[str, Any]) -> Any:
     """Return the class `model`, whose rotations are scaled as `config` says where it leaves all of them plain. Where
     windows have rotations of their own, it is not known which are to be scaled."""
-    wanted = _wanted(config)
-    if wanted is None or wanted["type"] not in _KINDS or wanted[_LOCAL]:
+    text = _text(config)
+    wanted = _wanted(text)
+    if wanted is None or wanted["type"] not in _KINDS or _LOCAL in text:
         return model
 
     def begin(self: Any, *args: Any) -> None:
         model.__init__(self, *args)
-        if _are_plain(self) and _fits(rotations_of(self), wanted["type"]):
-            _scale(self, wanted)
+        plain = _plain(self)
+        if _fit(plain, wanted["type"]):
+            _scale(self, plain, wanted)
 
-    return type(model.__name__, (model,), {"__init__": begin, "__module__": model.__module__})
+    return derived(model, {"__init__": begin})
 
 
 def ignored(model: Any, config: Mapping[str, Any]) -> str:
     """Return the kind of scaled rotations that `config` asks for where those of `model` are plain; else nothing."""
-    wanted = _wanted(config)
-    return "" if wanted is None or not _are_plain(model) else str(wanted["type"])
+    wanted = _wanted(_text(config))
+    return str(wanted["type"]) if wanted is not None and _plain(model) else ""
 
 
-def _wanted(config: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return how rotations are to be scaled, with the length before it; None where they are plain, or those of axes."""
+def _text(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the configuration of the language model, by the older names."""
     made = with_older_fields(config)
     text = made.get("text_config")
-    part = text if isinstance(text, Mapping) else made
-    found = part.get("rope_scaling")
+    return text if isinstance(text, Mapping) else made
+
+
+def _wanted(text: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return how rotations are to be scaled, with the length before it; None where they are plain, or those of axes."""
+    found = text.get("rope_scaling")
     if not isinstance(found, Mapping) or "mrope_section" in found:
         return None
     kind = found.get("type") or found.get("rope_type") or "default"
     if kind in ("default", "mrope") or (kind == "linear" and found.get("factor") == 1):
         return None
-    lengths = {_LENGTH: part[_LENGTH], _TRAINED: part.get(_TRAINED) or part[_LENGTH]} if _LENGTH in part else {}
-    return {**lengths, **found, "type": kind, _LOCAL: _LOCAL in part}
+    lengths = {_LENGTH: text[_LENGTH], _TRAINED: text.get(_TRAINED) or text[_LENGTH]} if _LENGTH in text else {}
+    return {**lengths, **found, "type": kind}
 
 
-def _are_plain(model: Any) -> bool:
+def _plain(model: Any) -> list[Any]:
+    """Return the rotations of `model` if all are plain; else none."""
     found = rotations_of(model)
-    return bool(found) and all(type(one) is nn.RoPE and one.scale == 1.0 for one in found)
+    return found if all(type(one) is nn.RoPE and one.scale == 1.0 for one in found) else []
 
 
-def _fits(rotations: Sequence[Any], kind: str) -> bool:
+def _fit(rotations: Sequence[Any], kind: str) -> bool:
     """Whether all are of one kind. mlx-lm's LongRoPE turns pairs that are half of the dimensions apart alone."""
     return len({one.base for one in rotations}) == 1 and not (kind == "longrope" and rotations[0].traditional)
 
 
-def _scale(model: Any, wanted: dict[str, Any]) -> None:
+def _scale(model: Any, rotations: Sequence[Any], wanted: dict[str, Any]) -> None:
     from mlx_lm.models.rope_utils import initialize_rope  # which `connect` has imported, and checked
 
-    plain = {id(one) for one in rotations_of(model)}
+    plain = {id(one) for one in rotations}
     for _, module in model.named_modules():
         for name, one in module.children().items():
             if id(one) in plain:
