@@ -40,7 +40,10 @@ def on_cuda(
     reference = Reference(connect(), module, 2048)
     request = BackendRequest("cuda", 1 << 20, 4, True, kernels=policy, **asked)
     choice = choose(Probe(261, mx.float32, KvCost(1, 2), reference), request, kernels)
-    names = (KernelName.SAMPLING, KernelName.TOKEN_MASKS, KernelName.READBACK, KernelName.STAGING)
+    names = (
+        *(KernelName.SAMPLING, KernelName.TOKEN_MASKS, KernelName.READBACK, KernelName.STAGING),
+        KernelName.SINGLE_LAUNCHES,
+    )
     step = [] if policy is KernelPolicy.OFF else [KernelStatus(name, ACTIVE) for name in names]
     return compute_path(choice, "cuda", policy, step, reference)
 

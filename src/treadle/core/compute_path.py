@@ -22,7 +22,7 @@ class Backend(StrEnum):
 
 
 class KernelName(StrEnum):
-    """Each custom kernel, and the BLAS library in place of MLX's own."""
+    """Each custom kernel, the BLAS library in place of MLX's own, and launches without CUDA graphs."""
 
     DECODE_ATTENTION = "decode_attention"
     PREFILL_ATTENTION = "prefill_attention"
@@ -38,6 +38,7 @@ class KernelName(StrEnum):
     TOKEN_MASKS = "token_masks"
     READBACK = "readback"
     STAGING = "staging"
+    SINGLE_LAUNCHES = "single_launches"
     COMPILED_PASSES = "compiled_passes"
     BLAS = "blas"
 

@@ -12,7 +12,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any
 
 import mlx.core as mx
@@ -187,6 +187,10 @@ class ModelRunner:
         assert len(self._started) <= self._backend.lookahead <= 1, "one step at most runs ahead"
         assert not (self._started and self._started[-1].drafts), "drafts are verified in lock-step"
         self._before_step()
+        with self._graphs(plan):
+            self._start(plan)
+
+    def _start(self, plan: StepPlan) -> None:
         before = self._started[-1] if self._started else None
         step = self._builder.build(plan, self._clock(), before)
         self._started.append(step)
@@ -324,6 +328,12 @@ class ModelRunner:
         self._backend.invalidate(lost)
         with suppress(Exception):  # the first error is the one to report
             memory.give_back()
+
+    def _graphs(self, plan: StepPlan) -> AbstractContextManager[None]:
+        """Let MLX use CUDA graphs for plans that are alike, which only decode and verify nothing, where it can be told
+        to."""
+        switch, others = self._model.graphs, plan.prefill or plan.encode or plan.score or plan.verifies
+        return nullcontext() if switch is None or not others else switch.single_launches()
 
     def _launch(self, step: Step, before: Step | None) -> None:
         """Build the step's graph and hand it to the device."""

@@ -126,9 +126,10 @@ GRAPH_BYTES = 1_430_000
 LEAST_GRAPHS = 400
 
 
-def prepare_graphs(environment: MutableMapping[str, str], device_bytes: int) -> None:
+def prepare_graphs(environment: MutableMapping[str, str], device_bytes: int, *, only_decoding: bool) -> None:
     """Let MLX end CUDA graphs by their number of operations alone, and keep as many of them as `GRAPH_SHARE` of the
-    device's memory holds; call it before MLX first computes in this process. Values that are set already stay.
+    device's memory holds, or LEAST_GRAPHS where `only_decoding` uses them; call it before MLX first computes in this
+    process. Values that are set already stay.
 
     MLX ends a graph when the arrays that its operations read come to a gigabyte. A layer's pages are one array of
     several gigabytes in a server: each operation that reads them would end a graph, 20 us of the host. MLX keeps 400
@@ -136,7 +137,7 @@ def prepare_graphs(environment: MutableMapping[str, str], device_bytes: int) -> 
     have more: each other one takes the host 1.5 ms to make, and removing an old one waits for all that the device
     computes. Without the check MLX makes new graphs, however many are not found in a row, instead of raising an error.
     """
-    graphs = max(LEAST_GRAPHS, int(device_bytes * GRAPH_SHARE) // GRAPH_BYTES)
+    graphs = LEAST_GRAPHS if only_decoding else max(LEAST_GRAPHS, int(device_bytes * GRAPH_SHARE) // GRAPH_BYTES)
     environment.setdefault("MLX_MAX_MB_PER_BUFFER", "1000000000")
     environment.setdefault("MLX_CUDA_GRAPH_CACHE_SIZE", str(graphs))
     environment.setdefault("MLX_ENABLE_CACHE_THRASHING_CHECK", "0")

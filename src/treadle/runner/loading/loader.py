@@ -19,6 +19,7 @@ from ...installation import version_of
 from ..base import Progress
 from ..device import memory as mem
 from ..device.cuda import keep_mlx_kernels, prepare_graphs
+from ..device.cuda_graphs import GraphSwitch, graph_switch, has_switch, library_of_mlx
 from ..device.programs import kernel_programs
 from ..device.readback import Readback, readback
 from ..device.staging import staging_status
@@ -115,7 +116,13 @@ def load(folder: Path, *, progress: Progress = lambda stage: None, **options: An
     )
     masks = kernels.masks or masking(device.kind)
     return replace(
-        model, draws=kernels.sampling, lands=kernels.readback, masks=masks, staged=kernels.staged, compute=path
+        model,
+        draws=kernels.sampling,
+        lands=kernels.readback,
+        masks=masks,
+        staged=kernels.staged,
+        graphs=kernels.graphs,
+        compute=path,
     )
 
 
@@ -145,7 +152,8 @@ def _embedding(folder: Path, library: MlxLm, read: _Read, choice: BackendChoice)
 def _prepared(device: str, policy: KernelPolicy) -> MlxLm:
     """mlx-lm, after the process is set up for `device`."""
     if device == "cuda":
-        prepare_graphs(os.environ, mem.most_bytes(device))
+        only_decoding = policy is not KernelPolicy.OFF and has_switch(library_of_mlx())
+        prepare_graphs(os.environ, mem.most_bytes(device), only_decoding=only_decoding)
         keep_mlx_kernels(os.environ)
         if policy is not KernelPolicy.OFF:
             kernel_programs()
@@ -195,6 +203,7 @@ class _StepKernels:
     readback: Readback | None = None
     masks: MaskKernel | None = None
     staged: bool = False
+    graphs: GraphSwitch | None = None
     states: tuple[KernelStatus, ...] = ()
 
 
@@ -204,8 +213,9 @@ def _step_kernels(found: Probe, device: str, policy: KernelPolicy) -> _StepKerne
     sampling, masks = sampling_kernel(found.vocabulary, found.logits), mask_kernel(found.vocabulary, found.logits)
     back, staging = readback(), staging_status()
     staged = staging.state is KernelState.ACTIVE
-    states = (sampling.status, masks.status, back.status, staging)
-    return _StepKernels(sampling.kernel, back.kernel, masks.kernel, staged, states)
+    graphs = graph_switch(library_of_mlx())
+    states = (sampling.status, masks.status, back.status, staging, graphs.status)
+    return _StepKernels(sampling.kernel, back.kernel, masks.kernel, staged, graphs.kernel, states)
 
 
 @dataclass(frozen=True)

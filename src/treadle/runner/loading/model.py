@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...core.compute_path import ComputePath
+from ..device.cuda_graphs import GraphSwitch
 from ..device.readback import Readback
 from ..kv.backend import Clock, KvBackend, Live
 from ..kv.cost import KvCost
@@ -24,11 +25,11 @@ class LoadedModel:
 
     `kv_dtype` is the type of stored keys and values. No more than `max_running` sequences are expected. `draws` is the
     sampling kernel, and `lands` the readback of sampled tokens, where there are such; `masks` applies bitmasks of
-    allowed tokens to logits. With `staged` small arrays reach the device through the staging buffer. `compute` is the
-    compute path without its look-ahead, which the backend knows. `embedding` says what vectors it gives. `layers` are
-    the module's faster layers. A draft model beside it has `draft_budget_bytes` of cache memory. `vision` is
-    its tower for images; where it should have one, `no_images` says why not. `details` are shown to
-    people.
+    allowed tokens to logits. With `staged` small arrays reach the device through the staging buffer. `graphs` switches
+    CUDA graphs off for passes that do more than decode. `compute` is the compute path without its look-ahead, which the
+    backend knows. `embedding` says what vectors it gives. `layers` are the module's faster layers. A draft model beside
+    it has `draft_budget_bytes` of cache memory. `vision` is its tower for images; where it should have one, `no_images`
+    says why not. `details` are shown to people.
     """
 
     name: str
@@ -49,6 +50,7 @@ class LoadedModel:
     masks: Masking = gathered
     compute: ComputePath = field(default_factory=ComputePath)
     staged: bool = False
+    graphs: GraphSwitch | None = None
     embedding: Embedding = field(default_factory=lambda: Embedding(unavailable="it was loaded without them"))
     layers: ReplacedLayers | None = None
     draft_budget_bytes: int = 0

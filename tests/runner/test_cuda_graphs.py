@@ -1,0 +1,153 @@
+"""CUDA graphs for decode steps alone, by a library with the same variable as MLX's."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.runner.conftest import Tiny
+from tests.support.emulated import compiler
+from treadle.core.compute_path import KernelState
+from treadle.core.messages import Submit
+from treadle.core.plan import Admit, DecodeRow, PrefillChunk, StepPlan
+from treadle.runner.device.cuda_graphs import (
+    DECIDED,
+    FLAG,
+    GraphSwitch,
+    graph_switch,
+    has_switch,
+    library_of_mlx,
+    symbols,
+)
+from treadle.runner.drafting.lookup import LookupDrafter
+from treadle.runner.model_runner import ModelRunner
+
+_SOURCE = """
+extern "C" bool answer();
+namespace mlx { namespace core { namespace cu {
+namespace {
+bool use_cuda_graphs() { static bool use_graphs = answer(); return use_graphs; }
+}
+bool used() { return use_cuda_graphs(); }
+}}}
+extern "C" bool used() { return mlx::core::cu::used(); }
+extern "C" bool answer() { return ANSWER; }
+"""
+
+
+def _built(folder: Path, answer: str = "true", *options: str) -> Path:
+    source, made = folder / "library.cc", (folder / f"lib{answer}{len(options)}.so").resolve()
+    source.write_text(_SOURCE.replace("ANSWER", answer), encoding="ascii")
+    subprocess.run([compiler(), "-shared", "-fPIC", *options, str(source), "-o", str(made)], check=True, timeout=60)
+    return made
+
+
+@pytest.fixture
+def library(tmp_path: Path) -> Path:
+    return _built(tmp_path)
+
+
+def test_the_variable_of_a_loaded_library_is_changed_inside_of_the_block(library: Path) -> None:
+    loaded = ctypes.CDLL(str(library))
+    loaded.used.restype = ctypes.c_bool
+    switch = GraphSwitch(library)
+    with pytest.raises(ValueError, match="not decided"):
+        assert switch.on
+    assert loaded.used()
+    assert switch.on
+    with switch.single_launches():
+        assert not loaded.used()
+    assert loaded.used()
+    with pytest.raises(RuntimeError, match="a step fails"), switch.single_launches():
+        raise RuntimeError("a step fails")
+    assert loaded.used()
+
+
+def test_it_is_active_where_mlx_uses_graphs(library: Path) -> None:
+    ctypes.CDLL(str(library)).used()
+    assert has_switch(library)
+    found = graph_switch(library)
+    assert found.kernel is not None
+    assert found.status.state is KernelState.ACTIVE
+
+
+def test_it_does_not_apply_without_graphs_or_without_the_variable(tmp_path: Path, library: Path) -> None:
+    off, bare = _built(tmp_path, "false"), _built(tmp_path, "true", "-s")
+    for one in (off, bare):
+        ctypes.CDLL(str(one)).used()
+    text = tmp_path / "text"
+    text.write_text("no library")
+    reasons = [
+        (off, "MLX_USE_CUDA_GRAPHS is 0"),
+        (bare, "has no table of symbols"),
+        (library, "is not loaded"),
+        (text, "is no library of this system"),
+        (tmp_path / "missing", "can't be read"),
+        (library_of_mlx(), "has no"),  # MLX of the CPU
+    ]
+    for one, reason in reasons:
+        found = graph_switch(one)
+        assert found.kernel is None
+        assert found.status.state is KernelState.NOT_APPLICABLE
+        assert reason in found.status.reason
+    assert [has_switch(one) for one, _ in reasons] == [True, False, True, False, False, False]
+
+
+def test_a_library_that_is_cut_off_has_no_symbols(tmp_path: Path, library: Path) -> None:
+    whole = library.read_bytes()
+    for length in (0, 4, 32, 64, 700, len(whole) - 1000):
+        cut = tmp_path / "cut.so"
+        cut.write_bytes(whole[:length])
+        with pytest.raises(ValueError, match=r"."):
+            symbols(cut, FLAG, DECIDED)
+
+
+class _Noted:
+    """A switch that counts."""
+
+    def __init__(self) -> None:
+        self.single = 0
+
+    def single_launches(self) -> AbstractContextManager[None]:
+        @contextmanager
+        def counted() -> Iterator[None]:
+            self.single += 1
+            yield
+
+        return counted()
+
+
+def test_only_steps_that_decode_use_graphs(tiny: Tiny) -> None:
+    switch = _Noted()
+    runner = ModelRunner(replace(tiny("llama"), graphs=switch))  # type: ignore[arg-type]
+    one, two = (Submit(id=id_, prompt=(5, 6, 7), max_tokens=9) for id_ in ("one", "two"))
+    plans = [
+        (StepPlan(0, (Admit(one),), (PrefillChunk("one", 0, 2),)), 1),
+        (StepPlan(1, decode=(DecodeRow("one", 0),)), 0),
+        (StepPlan(2, (Admit(two),), (PrefillChunk("two", 0, 2),), (DecodeRow("one", 1),)), 1),
+        (StepPlan(3, decode=(DecodeRow("one", 2), DecodeRow("two", 0))), 0),
+    ]
+    for plan, single in plans:
+        switch.single = 0
+        runner.execute(plan)
+        assert switch.single == single
+    runner.close()
+
+
+def test_steps_that_verify_drafts_use_none(tiny: Tiny) -> None:
+    switch = _Noted()
+    prompt = (5, 6, 7, 8, 5, 6, 7, 8, 5, 6)
+    runner = ModelRunner(replace(tiny("llama"), graphs=switch), drafter=LookupDrafter())  # type: ignore[arg-type]
+    runner.execute(StepPlan(0, (Admit(Submit("one", prompt, 9)),), (PrefillChunk("one", 0, len(prompt) - 1),)))
+    runner.execute(StepPlan(1, decode=(DecodeRow("one", 0),), propose=True))
+    switch.single = 0
+    with runner.filled_drafts():
+        runner.execute(StepPlan(2, decode=(DecodeRow("one", 1, drafts=2),)))
+    assert switch.single == 1
+    runner.close()
