@@ -4,10 +4,21 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 LONG_PROMPTS = [16_384, 65_536, 131_072]
+
+
+def prepare_device() -> None:
+    """Let MLX make CUDA graphs as in a server; call it before MLX computes anything."""
+    from treadle.runner.device import memory
+    from treadle.runner.device.cuda import prepare_graphs
+    from treadle.runner.device.cuda_graphs import has_switch, library_of_mlx
+
+    if (kind := memory.device().kind) == "cuda":
+        prepare_graphs(os.environ, memory.most_bytes(kind), only_decoding=has_switch(library_of_mlx()))
 
 
 def gib(text: str) -> int:

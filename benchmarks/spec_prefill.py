@@ -27,7 +27,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
-from benchmarks.arguments import add_long_prompts, add_model, gib, shape_config  # noqa: E402
+from benchmarks.arguments import add_long_prompts, add_model, gib, prepare_device, shape_config  # noqa: E402
 
 ALONE_S = 1.0
 DECODER_PROMPT = 128
@@ -181,6 +181,7 @@ def made(options: argparse.Namespace, changed: dict[str, Any], memory: int, rows
     from benchmarks.gpu.families_steps import load_made, make
 
     config = {**shape_config(options, max_position_embeddings=max(options.tokens) + 4096), **changed}
+    prepare_device()
     module, config = make(config, options.bits)
     return load_made(module, config, memory, rows)
 

@@ -33,7 +33,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
-from benchmarks.arguments import add_model, shape_config  # noqa: E402
+from benchmarks.arguments import add_model, prepare_device, shape_config  # noqa: E402
 
 PREFILL_TOKENS = 2048
 PASSAGE = 24
@@ -371,6 +371,7 @@ def load_model(options: argparse.Namespace) -> Any:
     config = {**COMMON, **HEADED, **options.config} if options.mtp else shape_config(options)
     if options.sure:
         config["tie_word_embeddings"] = False
+    prepare_device()
     module, options.made = make(config, options.bits)
     if options.sure:
         make_sure(module)

@@ -25,7 +25,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
-from benchmarks.arguments import gib  # noqa: E402
+from benchmarks.arguments import gib, prepare_device  # noqa: E402
 from benchmarks.gpu.families_steps import load_made, make  # noqa: E402
 from benchmarks.gpu.family_shapes import SHAPES, config_of  # noqa: E402
 from benchmarks.step_trace import table  # noqa: E402
@@ -128,6 +128,7 @@ def main() -> None:
     config = config_of(options.family, small=options.small)
     if options.layers:
         config["num_hidden_layers"] = options.layers
+    prepare_device()
     module, made = make(config, options.bits)
     engine = Engine(load_made(module, made, options.memory, options.decoding + 1), options)
     rounds = [engine.round(number) for number in range(options.rounds)]
