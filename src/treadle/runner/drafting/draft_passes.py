@@ -55,11 +55,13 @@ class DraftPasses:
             ]
             previous = done.tokens
         found: list[list[int]] = [[] for _ in segments]
-        for one in drawn:
-            assert one.tokens is not None
-            numbers = one.tokens.tolist()
+        of_passes = [one.tokens for one in drawn if one.tokens is not None]
+        numbers: Any = mx.concatenate(of_passes).tolist()  # each array that is read holds up the host
+        first = 0
+        for one, tokens in zip(drawn, of_passes, strict=True):
             for i, place in enumerate(one.places):
-                found[i].append(numbers[place])
+                found[i].append(numbers[first + place])
+            first += tokens.shape[0]
         self._in_flight.clear()
         return found
 
