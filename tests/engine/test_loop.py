@@ -31,6 +31,7 @@ from treadle.core.messages import (
     Submit,
     WatchBlocks,
 )
+from treadle.core.statistics import RunnerStatistics
 from treadle.engine.loop import JOB_BEAT_S, MAX_FAILING_STEPS, MAX_RELEASE_TRIES, REST_AFTER_S, EngineLoop
 from treadle.engine.mailbox import Mailbox
 from treadle.engine.owner import OwnerLimits, scheduler_of, serve
@@ -816,6 +817,23 @@ def test_the_runner_rests_when_nothing_has_come_for_a_while(monkeypatch):
     assert rests == [0, 0, 1, 1]
     for row in ("a", "b", "c", "late"):
         assert hand.tokens(row) == expected(ask(row))
+
+
+def test_the_last_report_before_an_idle_time_says_what_is_held_then(monkeypatch):
+    """Status and metrics: the sequence's memory is released behind the report of its last token."""
+    hand, messages = Hand(), iter([(ask("a", 3),), (Stop(),)])
+
+    def held() -> RunnerStatistics:
+        return RunnerStatistics(kv_bytes=0 if hand.runner.released else 100)
+
+    monkeypatch.setattr(hand.runner, "statistics", held)
+    monkeypatch.setattr(hand.mailbox, "wait", lambda timeout_s: bool(hand.put(*next(messages))))
+    assert serve(hand.loop)
+    *_, ended, idle, _ = [message for message in hand.said if isinstance(message, StepReport)]
+    assert ended.outputs
+    assert ended.statistics.runner.kv_bytes == 100
+    assert not idle.outputs
+    assert idle.statistics.runner.kv_bytes == 0
 
 
 # The end -----------------------------------------------------------------------------------------------------------

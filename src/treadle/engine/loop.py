@@ -122,6 +122,8 @@ class EngineLoop:
         now = self._clock()
         if self._idle_since is None:
             self._idle_since, self._rested = now, False
+            if self._step:
+                self._report_memory()
         left_s = self._idle_since + REST_AFTER_S - now
         if not self._rested and not self.mailbox.wait(max(0.0, left_s)):
             self._rest()
@@ -131,6 +133,10 @@ class EngineLoop:
     def _rest(self) -> None:
         """Let the runner trim its memory, and report it."""
         self.runner.trim_memory()
+        self._report_memory()
+
+    def _report_memory(self) -> None:
+        """Report what is held now: sequences are released behind the report of their last tokens."""
         self._memory = self.runner.statistics()
         self._report(())
 
