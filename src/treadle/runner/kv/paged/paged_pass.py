@@ -20,6 +20,7 @@ from .kernels import Kernels
 from .tiling import COUNT, COUNTERS, FIRST, PAGES, Segments, Tiles, padded, within_chunks
 
 PAGE = 32
+_Pages = npt.NDArray[np.int32] | None
 NOWHERE = -1
 """The slot of a padding token."""
 _LEAST_PAGES = 4096
@@ -58,7 +59,8 @@ def table_rows(
     starts = np.cumsum(lengths) - lengths - skipped
     counts = batch.counts if batch.owned is None else batch.counts[batch.owned]
     at, slots = batch.indices[tokens], np.full(batch.count, NOWHERE, np.int32)
-    slots[tokens] = every[np.repeat(starts, counts) + at // PAGE] * PAGE + at % PAGE
+    starts_of = starts if len(at) == len(starts) else np.repeat(starts, counts)
+    slots[tokens] = every[starts_of + at // PAGE] * PAGE + at % PAGE
     return TableRows(every, lengths, skipped, slots)
 
 
@@ -104,6 +106,13 @@ class PagedPass:
     def int8(self) -> bool:
         return any(kernels.int8 for kernels in self.shapes)
 
+    @cached_property
+    def _no_pages(self) -> Any:
+        """The page table of a kernel that has no segments."""
+        none = mx.zeros(_LEAST_PAGES, mx.int32)
+        mx.eval(none)
+        return none
+
     def begin(
         self,
         segments: Segments,
@@ -120,15 +129,17 @@ class PagedPass:
         self.count, self.columns = batch.count, batch.columns
         self.decode_tokens = int(segments[short, FIRST]) if short < len(segments) else self.count
         self.tables = tables = [StepTable(segments=self._split(segments, of, short)) for of in rows]
-        arrays = [batch.positions]
-        for of in rows:
-            arrays += [of.slots, *self._pages(of, short)]
+        arrays, pages = [batch.positions, *(of.slots for of in rows)], [self._pages(of, short) for of in rows]
+        arrays += [some for pair in pages for some in pair if some is not None]
         made = {key: self._plan(*key) for key in self._keys(self.kinds)}
         plans = [array for tiles in made.values() for array in tiles.arrays]
         staged = iter(self._staging.put(*arrays, *plans, *others))
         self.positions = next(staged)
         for table in tables:
-            table.slots, table.pages = next(staged), (next(staged), next(staged))
+            table.slots = next(staged)
+        for table, pair in zip(tables, pages, strict=True):
+            long, few = (self._no_pages if some is None else next(staged) for some in pair)
+            table.pages = long, few
         self.tiles = {key: tiles.filled(staged) for key, tiles in made.items()}
         return list(staged)
 
@@ -142,11 +153,12 @@ class PagedPass:
             many[:, FIRST] -= self.decode_tokens
         return {decode: of for decode, of in ((True, few), (False, many)) if len(of)}
 
-    def _pages(self, rows: TableRows, short: int) -> list[npt.NDArray[np.int32]]:
-        """The padded page tables of the prefill and the decode kernel."""
+    def _pages(self, rows: TableRows, short: int) -> tuple[_Pages, _Pages]:
+        """The padded page tables of the prefill and the decode kernel; None where there are no pages."""
         border = int(rows.lengths[:short].sum())
         least = _LEAST_DEQUANTIZED if self.int8 else _LEAST_PAGES
-        return [padded(rows.pages[border:], least), padded(rows.pages[:border], _LEAST_PAGES)]
+        long, few = rows.pages[border:], rows.pages[:border]
+        return padded(long, least) if len(long) else None, padded(few, _LEAST_PAGES) if len(few) else None
 
     def put(self, *arrays: npt.NDArray[Any]) -> list[Any]:
         """Arrays of a step, on the device."""

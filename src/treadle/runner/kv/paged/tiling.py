@@ -11,7 +11,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -111,33 +112,55 @@ def decode_tiles(segments: Segments, *, rep: int, heads: int, window: int = 0, v
     if visible is not None:
         tiles[:, 4:6] = _ranges(visible, tiles[:, 0], tiles[:, 0] + segments[:, COUNT], TILE)
     blocks = max(1, DECODE_BLOCKS // heads)
-    sizes = -(-(tiles[:, 5] - tiles[:, 4]) // TILE)
+    even = _even_parts((-(-(tiles[:, 5] - tiles[:, 4]) // TILE)).tobytes(), blocks)
+    items = even.begun.copy()
+    made = items[-len(even.row) :]
+    made[:] = tiles[even.row]
+    made[:, 4] += even.offset
+    made[:, 5] = np.minimum(made[:, 5], made[:, 4] + even.length)
+    made[:, 2], made[:, 7] = even.partial, even.split
+    return Tiles(items, rows, blocks, 2 * blocks, visible)
+
+
+class _EvenParts(NamedTuple):
+    """Parts of decode tiles: the index of each one's tile, and its first cached token and its tokens among those of
+    the tile; the index of its partial result, and which of how many parts of its tile it is. `begun` is an array of
+    items, with the lines in front of them set."""
+
+    row: npt.NDArray[np.int64]
+    offset: npt.NDArray[np.int32]
+    length: npt.NDArray[np.int32]
+    partial: npt.NDArray[np.int32]
+    split: npt.NDArray[np.int32]
+    begun: Segments
+
+
+@lru_cache(maxsize=64)
+def _even_parts(pieces: bytes, blocks: int) -> _EvenParts:
+    """Split tiles of so many `pieces` (int32) of TILE tokens, one behind the other, wherever a block has its share of
+    them. The same for up to TILE steps of a sequence."""
+    sizes = np.frombuffer(pieces, np.int32)
     each = max(_DECODE_LEAST, -(-int(sizes.sum()) // blocks))
-    items, begins = _even_parts(tiles, sizes, each)
-    lines = (blocks + 8) // 8
-    starts = np.zeros((lines + len(items), 8), np.int32)
-    starts[lines:] = items
-    starts[:lines].reshape(-1)[: blocks + 1] = begins.searchsorted(np.arange(0, (blocks + 1) * each, each))
-    return Tiles(starts, rows, blocks, 2 * blocks, visible)
-
-
-def _even_parts(tiles: Segments, sizes: npt.NDArray[np.int32], each: int) -> tuple[Segments, npt.NDArray[np.int64]]:
-    """The tiles, one behind the other, split wherever a block has its `each` pieces of TILE tokens; and the piece that
-    each part begins with."""
     ends = sizes.cumsum(dtype=np.int64)
     starts = ends - sizes
     block = starts // each  # that the tile begins in
     splits = (ends - 1) // each - block + 1
-    row = np.arange(len(tiles)).repeat(splits)
+    row = np.arange(len(sizes)).repeat(splits)
     index = np.arange(len(row)) - (splits.cumsum() - splits)[row]
     begins = np.maximum(starts[row], (block[row] + index) * each)
-    items = tiles[row]
-    items[:, 4] += (begins - starts[row]) * TILE
-    items[:-1, 5] = np.minimum(items[:-1, 5], items[:-1, 4] + (begins[1:] - begins[:-1]) * TILE)
+    lengths = np.concatenate([begins[1:], ends[-1:]]) - begins
     parts = splits * (splits > 1)
-    items[:, 2] = (parts.cumsum() - parts)[row]
-    items[:, 7] = index << 16 | splits[row]
-    return items, begins
+    lines = (blocks + 8) // 8
+    begun = np.zeros((lines + len(row), 8), np.int32)
+    begun[:lines].reshape(-1)[: blocks + 1] = begins.searchsorted(np.arange(0, (blocks + 1) * each, each))
+    return _EvenParts(
+        row,
+        ((begins - starts[row]) * TILE).astype(np.int32),
+        (lengths * TILE).astype(np.int32),
+        (parts.cumsum() - parts)[row].astype(np.int32),
+        (index << 16 | splits[row]).astype(np.int32),
+        begun,
+    )
 
 
 def prefill_tiles(
