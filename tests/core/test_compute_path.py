@@ -27,7 +27,7 @@ HEADS = "paged: its layers have different heads"
 @pytest.mark.parametrize(
     ("path", "line", "shortfalls"),
     [
-        (ON_CUDA, "paged, fused, 15 kernels, look-ahead", []),
+        (ON_CUDA, "paged, fused, 16 kernels, look-ahead", []),
         (
             ComputePath(Backend.PAGED, Backend.PAGED, False, 1, True, ACTIVE[:3], ("fused layers: positions by Yarn",)),
             "paged, not fused (fused layers: positions by Yarn), 3 kernels, look-ahead",
