@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -109,16 +110,19 @@ def test_a_library_that_is_cut_off_has_no_symbols(tmp_path: Path, library: Path)
 
 
 class _Noted:
-    """A switch that counts."""
+    """A switch that counts, and says whether it is `off`."""
 
     def __init__(self) -> None:
         self.single = 0
+        self.off = False
 
     def single_launches(self) -> AbstractContextManager[None]:
         @contextmanager
         def counted() -> Iterator[None]:
             self.single += 1
+            self.off = True
             yield
+            self.off = False
 
         return counted()
 
@@ -143,11 +147,19 @@ def test_only_steps_that_decode_use_graphs(tiny: Tiny) -> None:
 def test_steps_that_verify_drafts_use_none(tiny: Tiny) -> None:
     switch = _Noted()
     prompt = (5, 6, 7, 8, 5, 6, 7, 8, 5, 6)
-    runner = ModelRunner(replace(tiny("llama"), graphs=switch), drafter=LookupDrafter())  # type: ignore[arg-type]
+    during = list[bool]()
+
+    class Noting(LookupDrafter):
+        def propose(self, rows: Any, most: Any) -> Any:
+            during.append(switch.off)
+            return super().propose(rows, most)
+
+    runner = ModelRunner(replace(tiny("llama"), graphs=switch), drafter=Noting())  # type: ignore[arg-type]
     runner.execute(StepPlan(0, (Admit(Submit("one", prompt, 9)),), (PrefillChunk("one", 0, len(prompt) - 1),)))
     runner.execute(StepPlan(1, decode=(DecodeRow("one", 0),), propose=True))
     switch.single = 0
     with runner.filled_drafts():
         runner.execute(StepPlan(2, decode=(DecodeRow("one", 1, drafts=2),)))
     assert switch.single == 1
+    assert during == [False], "passes that draft are alike"
     runner.close()

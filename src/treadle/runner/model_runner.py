@@ -187,18 +187,16 @@ class ModelRunner:
         assert len(self._started) <= self._backend.lookahead <= 1, "one step at most runs ahead"
         assert not (self._started and self._started[-1].drafts), "drafts are verified in lock-step"
         self._before_step()
-        with self._graphs(plan):
-            self._start(plan)
-
-    def _start(self, plan: StepPlan) -> None:
         before = self._started[-1] if self._started else None
-        step = self._builder.build(plan, self._clock(), before)
+        with self._graphs(not plan.encode):
+            step = self._builder.build(plan, self._clock(), before)
         self._started.append(step)
         try:
-            self._launch(step, before)
-            if plan.score and self._scorer is not None:
-                scored = [(self._rows[chunk.id], chunk) for chunk in plan.score if chunk.id in self._rows]
-                step.scoring = self._scorer.start(scored)
+            with self._graphs(not (plan.prefill or plan.encode or plan.score or plan.verifies)):
+                self._launch(step, before)
+                if plan.score and self._scorer is not None:
+                    scored = [(self._rows[chunk.id], chunk) for chunk in plan.score if chunk.id in self._rows]
+                    step.scoring = self._scorer.start(scored)
         except BaseException:
             self._started.pop()
             self._invalidate(step)
@@ -329,11 +327,11 @@ class ModelRunner:
         with suppress(Exception):  # the first error is the one to report
             memory.give_back()
 
-    def _graphs(self, plan: StepPlan) -> AbstractContextManager[None]:
-        """Let MLX use CUDA graphs for plans that are alike, which only decode and verify nothing, where it can be told
-        to."""
-        switch, others = self._model.graphs, plan.prefill or plan.encode or plan.score or plan.verifies
-        return nullcontext() if switch is None or not others else switch.single_launches()
+    def _graphs(self, alike: bool) -> AbstractContextManager[None]:
+        """Let MLX use CUDA graphs for passes that are `alike`, where it can be told to: those of decode steps that
+        verify nothing, and of drafts."""
+        switch = self._model.graphs
+        return nullcontext() if switch is None or alike else switch.single_launches()
 
     def _launch(self, step: Step, before: Step | None) -> None:
         """Build the step's graph and hand it to the device."""
