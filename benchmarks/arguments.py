@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +11,12 @@ LONG_PROMPTS = [16_384, 65_536, 131_072]
 
 
 def prepare_device() -> None:
-    """Let MLX make CUDA graphs as in a server; call it before MLX computes anything."""
+    """Set the process up as a server's; call it before MLX computes anything."""
+    from treadle.core.compute_path import KernelPolicy
     from treadle.runner.device import memory
-    from treadle.runner.device.cuda import prepare_graphs
-    from treadle.runner.device.cuda_graphs import has_switch, library_of_mlx
+    from treadle.runner.loading.loader import prepare_process
 
-    if (kind := memory.device().kind) == "cuda":
-        prepare_graphs(os.environ, memory.most_bytes(kind), only_decoding=has_switch(library_of_mlx()))
+    prepare_process(memory.device().kind, KernelPolicy.AUTO)
 
 
 def gib(text: str) -> int:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -73,9 +74,10 @@ def library_of_mlx() -> Path:
 def has_switch(library: Path) -> bool:
     """Whether a library's symbols have the variable."""
     try:
-        return len(symbols(library, FLAG, DECIDED)) == 2
+        symbols(library, FLAG, DECIDED)
     except ValueError:
         return False
+    return True
 
 
 def graph_switch(library: Path) -> SelfTested[GraphSwitch]:
@@ -83,12 +85,13 @@ def graph_switch(library: Path) -> SelfTested[GraphSwitch]:
     uses no graphs."""
     mx.eval(mx.zeros(1) + 1)  # MLX decides now
     try:
-        if not GraphSwitch(library).on:
+        switch = GraphSwitch(library)
+        if not switch.on:
             return _none("MLX uses no CUDA graphs: MLX_USE_CUDA_GRAPHS is 0")
     except ValueError as error:
         return _none(f"all passes use CUDA graphs: {error}")
     instead = "all passes use CUDA graphs (prompts and images take the host longer)"
-    return self_tested(KernelName.SINGLE_LAUNCHES, lambda: GraphSwitch(library), _why_not, instead=instead)
+    return self_tested(KernelName.SINGLE_LAUNCHES, lambda: switch, _why_not, instead=instead)
 
 
 def _none(reason: str) -> SelfTested[GraphSwitch]:
@@ -115,8 +118,9 @@ def _doubled(numbers: Any) -> Any:
     return doubled
 
 
-def symbols(library: Path, *names: bytes) -> list[int]:
-    """Addresses of symbols in a library for 64 bits, in front of where it is loaded. Raises ValueError where one is
+@cache
+def symbols(library: Path, *names: bytes) -> tuple[int, ...]:
+    """Addresses of symbols in a library for 64 bits, from where it is loaded on. Raises ValueError where one is
     missing, or the file is another one."""
     try:
         data = np.memmap(library, np.uint8, "r")
@@ -132,7 +136,7 @@ def symbols(library: Path, *names: bytes) -> list[int]:
     table, texts = tables[0], sections[tables[0]["link"]]
     text = data[int(texts["start"]) : int(texts["start"] + texts["size"])].tobytes()
     found = np.frombuffer(data, _SYMBOL, int(table["size"]) // _SYMBOL.itemsize, int(table["start"]))
-    return [_address(text, found, name, library) for name in names]
+    return tuple(_address(text, found, name, library) for name in names)
 
 
 def _address(text: bytes, found: Any, name: bytes, library: Path) -> int:

@@ -149,14 +149,19 @@ def _embedding(folder: Path, library: MlxLm, read: _Read, choice: BackendChoice)
         )
 
 
-def _prepared(device: str, policy: KernelPolicy) -> MlxLm:
-    """mlx-lm, after the process is set up for `device`."""
+def prepare_process(device: str, policy: KernelPolicy) -> None:
+    """Set the process up for `device`; call it before MLX first computes in it."""
     if device == "cuda":
         only_decoding = policy is not KernelPolicy.OFF and has_switch(library_of_mlx())
         prepare_graphs(os.environ, mem.most_bytes(device), only_decoding=only_decoding)
         keep_mlx_kernels(os.environ)
         if policy is not KernelPolicy.OFF:
             kernel_programs()
+
+
+def _prepared(device: str, policy: KernelPolicy) -> MlxLm:
+    """mlx-lm, after the process is set up for `device`."""
+    prepare_process(device, policy)
     library = connect()
     mem.limit_free_pool(device)
     return library
