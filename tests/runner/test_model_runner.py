@@ -391,7 +391,9 @@ def test_memory_comes_back_when_the_last_row_leaves(either: Tiny) -> None:
 
 
 def settled_memory() -> int:
-    """Active memory once nothing is computed any more: what sequences leave is copied in the background."""
+    """Active memory once nothing is computed any more: what sequences leave is copied in the background, and arrays
+    of earlier tests may wait in reference cycles."""
+    gc.collect()
     mx.synchronize()
     return mx.get_active_memory()
 
