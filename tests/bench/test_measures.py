@@ -164,6 +164,23 @@ def test_agents_tell_what_their_later_turns_cost_and_what_was_reused() -> None:
     assert workload_figures("agents", round_) == {"later turn TTFT / first": 0.25, "prompt tokens reused": 0.5}
 
 
+def test_idle_gaps_are_those_of_all_decoders_before_and_after() -> None:
+    """P3: a machine's speed drifts, and decoders that begin or are left over are not idle ones."""
+    early = sample("d0", role="decoder", piece_s=[0.0, 5.0, 5.1, 6.1, 6.3, 7.0])
+    late = sample("d1", role="decoder", sent_s=5.0, piece_s=[0.0, 0.1, 1.1, 1.3])
+    long = sample("long", role="long", sent_s=5.1, piece_s=[1.0], end_s=1.0)
+    found = workload_figures("stall", round_of(early, late, long))
+    assert found == pytest.approx(
+        {
+            "gap p99 / idle gap p99": 5.0,
+            "longest gap / idle median": 10.0,
+            "rate kept": 0.15,
+            "long TTFT s": 1.0,
+        }
+    )
+    assert workload_figures("stall", round_of(sample("d", role="decoder"), long)) == {}
+
+
 def test_pieces_that_come_at_once_are_no_error() -> None:
     """A server may send several pieces in one packet: gaps of 0, and no ratio to them."""
     decoder = sample("d", role="decoder", piece_s=[0.0, 0.0, 0.0, 5.0, 5.5], end_s=5.5)

@@ -6,6 +6,7 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
 
 import msgspec
 
@@ -153,14 +154,14 @@ def _burst(round_: Round) -> dict[str, float | None]:
 
 
 def _stall(round_: Round) -> dict[str, float | None]:
-    """Compare gaps of the decoders during the long prompt's prefill with those before it came (P3)."""
+    """Compare gaps of the decoders during the long prompt's prefill with those before and after it (P3)."""
     kept = _kept(*_decoder_gaps(round_, "long"))
     return kept and {**kept, "long TTFT s": _role_ttft(round_, "long")}
 
 
 def _images(round_: Round) -> dict[str, float | None]:
-    """Compare gaps of the decoders while an image's first token is awaited with those before the first came, and the
-    second question about an image with the first."""
+    """Compare gaps of the decoders while an image's first token is awaited with those before and after all images, and
+    the second question about an image with the first."""
     times = [s.ttft_s for s in round_.samples if s.role == "first" and s.ttft_s is not None]
     first, second = _role_ttft(round_, "first"), _role_ttft(round_, "second")
     return {
@@ -171,9 +172,9 @@ def _images(round_: Round) -> dict[str, float | None]:
     }
 
 
-def _kept(before: Sequence[float], during: Sequence[float]) -> dict[str, float | None]:
-    """Compare the decoders' gaps under load with those before it; nothing where either is missing."""
-    idle, loaded = percentiles(before), percentiles(during)
+def _kept(alone: Sequence[float], during: Sequence[float]) -> dict[str, float | None]:
+    """Compare the decoders' gaps under load with those without; nothing where either is missing."""
+    idle, loaded = percentiles(alone), percentiles(during)
     if idle is None or loaded is None:
         return {}
     return {
@@ -184,25 +185,24 @@ def _kept(before: Sequence[float], during: Sequence[float]) -> dict[str, float |
 
 
 def _decoder_gaps(round_: Round, *roles: str) -> tuple[list[float], list[float]]:
-    """Return the decoders' gaps before the first request of `roles` was sent, and those while the first token of one
-    was awaited."""
-    times = [
-        (s.sent_s, s.sent_s + (s.end_s if s.ttft_s is None else s.ttft_s)) for s in round_.samples if s.role in roles
-    ]
-    if not times:
+    """Return the decoders' gaps while all of them decode alone, before and after the requests of `roles`, and those
+    while the first token of one was awaited."""
+    decoders = [s for s in round_.samples if s.role == "decoder" and s.piece_s]
+    others = [s for s in round_.samples if s.role in roles]
+    if not decoders or not others:
         return [], []
-    first = min(began for began, _ in times)
-    before, during = list[float](), list[float]()
-    for sample in round_.samples:
-        if sample.role != "decoder":
-            continue
-        for a, b in zip(sample.piece_s, sample.piece_s[1:], strict=False):
-            start, end = sample.sent_s + a, sample.sent_s + b
-            if end <= first:
-                before.append(b - a)
-            elif any(start < over and end > began for began, over in times):
+    waits = [(s.sent_s, s.sent_s + (s.end_s if s.ttft_s is None else s.ttft_s)) for s in others]
+    first, last = min(s.sent_s for s in others), max(s.sent_s + s.end_s for s in others)
+    begin = max(s.sent_s + s.piece_s[0] for s in decoders)
+    end = min(s.sent_s + s.piece_s[-1] for s in decoders)
+    alone, during = list[float](), list[float]()
+    for sample in decoders:
+        for a, b in pairwise(sample.sent_s + piece for piece in sample.piece_s):
+            if any(a < over and b > began for began, over in waits):
                 during.append(b - a)
-    return before, during
+            elif begin <= a and b <= end and (b <= first or a >= last):
+                alone.append(b - a)
+    return alone, during
 
 
 def _interactive(round_: Round) -> dict[str, float | None]:

@@ -120,10 +120,15 @@ def _decoders(rng: random.Random, options: Options, leave: Moment) -> list[Reque
     ]
 
 
+def _warm(decoders: Sequence[Request], options: Options) -> Moment:
+    """The moment at which all decoders have run alone for a while."""
+    return Moment(decoders[-1].id, "token", int(options["lead"]), delay_s=options["alone_s"])
+
+
 def _stall(rng: random.Random, options: Options) -> list[Request]:
-    """Decoders run; then one long prompt joins them. They leave when it has its answer."""
-    decoders = _decoders(rng, options, Moment("long"))
-    warm = Moment(decoders[-1].id, "token", int(options["lead"]))
+    """Decoders run alone, with a long prompt, and alone again: a machine's speed drifts."""
+    decoders = _decoders(rng, options, Moment("long", delay_s=options["alone_s"]))
+    warm = _warm(decoders, options)
     return [*decoders, Request("long", _user(rng, options["prompt"]), 1, after=warm, role="long")]
 
 
@@ -231,11 +236,11 @@ def _mixed(rng: random.Random, options: Options) -> list[Request]:
 
 
 def _images(rng: random.Random, options: Options) -> list[Request]:
-    """Decoders of text run; then clients send images, each with a question and with a second one about the same image.
-    The decoders leave when the last is answered."""
+    """Decoders of text run alone; then clients send images, each with a question and with a second one about the same
+    image. Then the decoders run alone again."""
     count, width = int(options["images"]), int(options["c"])
-    decoders = _decoders(rng, options, Moment(f"second {count - 1}"))
-    warm = Moment(decoders[-1].id, "token", int(options["lead"]))
+    decoders = _decoders(rng, options, Moment(f"second {count - 1}", delay_s=options["alone_s"]))
+    warm = _warm(decoders, options)
     requests = []
     for i in range(count):
         picture = Picture(int(options["width"]), int(options["height"]), rng.getrandbits(53))
@@ -312,7 +317,7 @@ KINDS: dict[str, WorkloadKind] = {
     ),
     "stall": WorkloadKind(
         "one long prompt joins decoding clients: do they keep their rate?",
-        {"decoders": 4, "prompt": 2000, "tokens": 1024, "lead": 24},
+        {"decoders": 4, "prompt": 2000, "tokens": 1024, "lead": 24, "alone_s": 1.0},
         _stall,
     ),
     "interactive": WorkloadKind(
@@ -341,6 +346,7 @@ KINDS: dict[str, WorkloadKind] = {
             "decoders": 4,
             "tokens": 1024,
             "lead": 24,
+            "alone_s": 1.0,
             "images": 8,
             "c": 4,
             "width": 1024,
