@@ -27,7 +27,7 @@ SIZES = {
     "theirs": (
         "burst:tokens=16",
         "chat:each=1,tokens=32",
-        "stall:prompt=400,lead=8,tokens=256",
+        "stall:prompt=400,lead=8,alone_s=0.5,tokens=512",
         "interactive:prompt=400,tokens=256",
         "cancel:times=6,tokens=16,prompt=16",
         "overload:lasts_s=20",

@@ -31,8 +31,8 @@ from treadle.bench.samples import Result, Round  # noqa: E402
 SHAPES = {"0.6B": (28, 1024, 16), "8B": (36, 4096, 32)}  # layers, hidden size, attention heads
 P1 = "burst:c=16,every_s=0.05"
 P2 = "burst:c=256,every_s=0.002,tokens=64"
-P3 = "stall:prompt=5000,tokens=4096"
-QUICK = ("burst:c=4,every_s=0.02,tokens=16", "burst:c=16,every_s=0.002,tokens=16", "stall:prompt=300,tokens=512")
+P3 = "stall:prompt=5000,tokens=8192"
+QUICK = ("burst:c=4,every_s=0.02,tokens=16", "burst:c=16,every_s=0.002,tokens=16", "stall:prompt=300")
 
 
 def commands(trees: list[str], model: Path, memory: str, slots: int) -> list[str]:

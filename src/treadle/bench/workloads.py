@@ -317,7 +317,7 @@ KINDS: dict[str, WorkloadKind] = {
     ),
     "stall": WorkloadKind(
         "one long prompt joins decoding clients: do they keep their rate?",
-        {"decoders": 4, "prompt": 2000, "tokens": 1024, "lead": 24, "alone_s": 1.0},
+        {"decoders": 4, "prompt": 2000, "tokens": 4096, "lead": 24, "alone_s": 1.0},
         _stall,
     ),
     "interactive": WorkloadKind(
@@ -344,7 +344,7 @@ KINDS: dict[str, WorkloadKind] = {
         "images come while text decodes: do decoders keep their rate, and is a second question about an image cheap?",
         {
             "decoders": 4,
-            "tokens": 1024,
+            "tokens": 4096,
             "lead": 24,
             "alone_s": 1.0,
             "images": 8,
