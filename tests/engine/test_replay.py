@@ -680,3 +680,16 @@ def test_the_likeliest_culprit_comes_first():
     ]
     assert [g.id for g in in_flight(crowd, {1, 2, 3, 4, 6, 7})] == ["6", "5", "3", "1", "2", "0"]
     assert [g.id for g in in_flight(crowd, {1, 2, 5, 99})] == ["4", "1", "0"]
+
+
+def test_accepted_drafts_are_counted_up_to_any_token():
+    """A step gives its accepted drafts, the token behind them, and those that a grammar forces. The engine that follows
+    goes on behind them."""
+    request = msgspec.structs.replace(ask(0), id="0", arrival=1)
+    made = Generation(request, kind="chat", tag="t", now=0.0, cancel=lambda *_: None)
+    made.push(Output(id="0", admitted=True, tokens=(1,)), 1.0)
+    made.push(Output(id="0", tokens=(2, 3, 4, 5, 6), drafted=4, accepted=2), 1.0)
+    made.push(Output(id="0", tokens=(7,), drafted=3), 1.0)
+    made.track(Output(id="0", tokens=(8, 9), drafted=1, accepted=1))
+    assert [made.accepted_among(tokens) for tokens in range(10)] == [0, 0, 1, 2, 2, 2, 2, 2, 3, 3]
+    assert made.drafted == 8

@@ -59,10 +59,10 @@ class Generation:
         self.cancelled: CancelReason | None = None
         self.generated = array("I")
         self.drafted = 0  # draft tokens that steps verified
-        self.accepted = 0  # those of them that are among the generated ones
         self.may_have_run = False  # it may have run when an engine died before reporting it
         self.times_sent = 0  # the number of engines it was sent to
         self.resumed_at = 0  # generated tokens when it was last sent
+        self._accepted: list[tuple[int, int]] = []  # the first draft's place, and how many follow
         self._scored = 0  # prompt log-probabilities received so far
         self._cached_reported = False
         self._cancel = cancel
@@ -173,11 +173,16 @@ class Generation:
 
     def track(self, output: Output) -> None:
         """Record the output needed to resume the sequence, without passing it to the reader."""
+        if output.accepted:
+            self._accepted.append((self.completion_tokens, output.accepted))
         self.completion_tokens += len(output.tokens)
         self.generated.extend(output.tokens)
         self.drafted += output.drafted
-        self.accepted += output.accepted
         self._scored += len(output.prompt_logprobs)
+
+    def accepted_among(self, tokens: int) -> int:
+        """Return how many of the first `tokens` generated ones are draft tokens that were accepted."""
+        return sum(max(0, min(count, tokens - place)) for place, count in self._accepted)
 
     def fail(self, error: TreadleError) -> None:
         """End the sequence with an error of the client's: the engine has ended, or the request is at fault."""

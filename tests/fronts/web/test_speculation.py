@@ -59,6 +59,20 @@ async def test_usage_counts_the_draft_tokens_of_a_request_with_a_prediction() ->
         assert whole.json["choices"] == plain.json["choices"]
 
 
+@pytest.mark.parametrize(("stop", "counts"), [("d", (1, 2)), ("f(", (5, 1)), ("x)", (6, 0))])
+@in_loop
+async def test_drafts_behind_a_stop_string_are_not_accepted_ones_of_the_answer(
+    stop: str, counts: tuple[int, int]
+) -> None:
+    """Steps of four tokens: three drafts, and the one behind them."""
+    text = bytes_text()
+    async with front(Answers(text, ANSWER, steps=(4,)), text=text) as f:
+        whole = await f.chat(prediction=EXPECTED, stop=stop)
+        usage = whole.json["usage"]
+        assert whole.json["choices"][0]["message"]["content"] == ANSWER[: ANSWER.index(stop)]
+        assert (usage["completion_tokens"], counts_of(usage)) == (ANSWER.index(stop) + len(stop), counts)
+
+
 def counts_of(usage: dict[str, Any]) -> tuple[int, int]:
     details = usage["completion_tokens_details"]
     return details["accepted_prediction_tokens"], details["rejected_prediction_tokens"]

@@ -67,9 +67,10 @@ class Choice:
 
     @property
     def draft_tokens(self) -> tuple[int, int]:
-        """Draft tokens that were accepted and rejected so far."""
-        generation = self.generation
-        return generation.accepted, generation.drafted - generation.accepted
+        """Draft tokens that steps verified so far: those among the answer's tokens, and all others. A stop string may
+        end the answer within tokens that were accepted."""
+        accepted = self.generation.accepted_among(self.generated_tokens)
+        return accepted, self.generation.drafted - accepted
 
     @property
     def reasoning_tokens(self) -> int:
