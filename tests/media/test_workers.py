@@ -133,6 +133,24 @@ async def test_a_process_that_was_killed_from_outside_costs_no_request() -> None
 
 
 @in_loop
+async def test_processes_that_were_killed_while_idle_are_not_asked_and_not_shown() -> None:
+    async with workers(most=3) as pool:
+        slow = [asyncio.create_task(pool.prepare(b"slow  000.50" + png(20 + i, 20))) for i in range(3)]
+        for pixels in await asyncio.gather(*slow):
+            read(pixels)
+        pids = pool.statistics()["pids"]
+        assert len(pids) == 3
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+        async with asyncio.timeout(10):
+            while pool.statistics()["pids"]:
+                await asyncio.sleep(0.01)
+        assert pool.statistics()["processes"] == 0
+        assert read(await pool.prepare(png())).shape
+        assert (pool.statistics()["processes"], pool.statistics()["killed"]) == (1, {})
+
+
+@in_loop
 async def test_full_shared_memory_is_not_a_bad_image() -> None:
     async with workers() as pool:
         with pytest.raises(NoRoom, match=r"shared memory of this machine has no room for an image \(.+\)") as caught:
@@ -193,6 +211,7 @@ class ScriptedProcess:
     """A process whose images end when the test lets them."""
 
     made = 0
+    ended = False
 
     def __init__(self, start: Start, limit_s: float) -> None:
         type(self).made += 1

@@ -43,6 +43,11 @@ class ImageProcess:
     def pid(self) -> int | None:
         return None if self._process is None else self._process.pid
 
+    @property
+    def ended(self) -> bool:
+        """Whether a process that was started has ended since."""
+        return self._process is not None and self._process.returncode is not None
+
     async def start(self) -> None:
         """Start the process and wait until it takes images. Raises OSError where it doesn't."""
         environment = {**without_secrets(), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}

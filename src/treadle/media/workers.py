@@ -184,9 +184,13 @@ class ImageWorkers:
         return self._fault(lost)
 
     async def _process(self) -> ImageProcess:
-        """Return an idle process, or a new one. Raises OSError."""
-        if self._idle:
-            return self._idle.pop()
+        """Return an idle process, or a new one. Those that have ended meanwhile have begun no image: they count as no
+        attempt. Raises OSError."""
+        while self._idle:
+            process = self._idle.pop()
+            if not process.ended:
+                return process
+            await self._end(process)
         process = self._make(self._start, self._limit_s)
         self._processes.add(process)
         try:
@@ -228,9 +232,10 @@ class ImageWorkers:
     def statistics(self) -> dict[str, Any]:
         """Return plain values for `/v1/status`."""
         counters = self.counters
+        pids = [process.pid for process in self._processes if not process.ended]
         return {
-            "processes": len(self._processes),
-            "pids": [process.pid for process in self._processes],
+            "processes": len(pids),
+            "pids": pids,
             "pending": len(self._queue) + self._busy_count,
             "done": counters.done,
             "refused": counters.refused,
