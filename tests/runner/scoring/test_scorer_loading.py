@@ -86,6 +86,22 @@ def test_models_that_do_not_suit_are_refused(
     assert caught.value.param == "spec_prefill"
 
 
+@pytest.mark.parametrize(
+    ("context", "named", "least", "longest"),
+    [(2048, "target", 8192, 2040), (2048, "scorer", 513, 504), (600, "target", 600, 599)],
+)
+def test_a_minimum_that_no_prompt_reaches_is_refused(
+    folders: Path, context: int, named: str, least: int, longest: int
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        build(folders / "target", spec_prefill=ScorerModel(folders / named, "", 0.3, least), context=context, **OPTIONS)
+    assert caught.value.param == "spec_prefill_min"
+    assert caught.value.message == (
+        f"`spec_prefill_min` is {least}, and the longest prompt that target and its scorer have a context for has "
+        f"{longest} tokens, so none would be scored: give less, or leave `spec_prefill` out"
+    )
+
+
 def test_memory_that_is_not_there_is_refused(
     folders: Path, scorer: ScorerModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -69,3 +69,14 @@ def check_scored(target: LoadedModel, no_positions: str) -> None:
             f"{target.name} can't prefill a part of a prompt: {no_positions}; leave `spec_prefill` out",
             param="spec_prefill",
         )
+
+
+def check_least(target: LoadedModel, scorer: LoadedModel, wanted: ScorerModel) -> None:
+    """Raise ConfigError where no prompt that both models have a context for is long enough to be scored."""
+    longest = min(target.context - 1, scorer.context - LOOK_AHEAD)
+    if longest < wanted.min_tokens:
+        raise ConfigError(
+            f"`spec_prefill_min` is {wanted.min_tokens}, and the longest prompt that {target.name} and its scorer have "
+            f"a context for has {longest} tokens, so none would be scored: give less, or leave `spec_prefill` out",
+            param="spec_prefill_min",
+        )
