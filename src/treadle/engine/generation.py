@@ -62,7 +62,8 @@ class Generation:
         self.may_have_run = False  # it may have run when an engine died before reporting it
         self.times_sent = 0  # the number of engines it was sent to
         self.resumed_at = 0  # generated tokens when it was last sent
-        self._accepted: list[tuple[int, int]] = []  # the first draft's place, and how many follow
+        self._accepted: list[tuple[int, int]] = []  # for each step the place of its accepted drafts, and their number
+        self._accepted_count = 0
         self._scored = 0  # prompt log-probabilities received so far
         self._cached_reported = False
         self._cancel = cancel
@@ -175,6 +176,7 @@ class Generation:
         """Record the output needed to resume the sequence, without passing it to the reader."""
         if output.accepted:
             self._accepted.append((self.completion_tokens, output.accepted))
+            self._accepted_count += output.accepted
         self.completion_tokens += len(output.tokens)
         self.generated.extend(output.tokens)
         self.drafted += output.drafted
@@ -182,7 +184,12 @@ class Generation:
 
     def accepted_among(self, tokens: int) -> int:
         """Return how many of the first `tokens` generated ones are draft tokens that were accepted."""
-        return sum(max(0, min(count, tokens - place)) for place, count in self._accepted)
+        behind = 0
+        for place, count in reversed(self._accepted):
+            if place + count <= tokens:
+                break
+            behind += min(count, place + count - tokens)
+        return self._accepted_count - behind
 
     def fail(self, error: TreadleError) -> None:
         """End the sequence with an error of the client's: the engine has ended, or the request is at fault."""
