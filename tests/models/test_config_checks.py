@@ -32,6 +32,13 @@ GROUPS = {"group_size": 64, "bits": 4}
         ({"quantization": {**GROUPS, "mode": "nvfp4"}}, "group_size is 64, and MLX has 16 in mode nvfp4"),
         ({"quantization": {**GROUPS, "head": {"mode": "mxfp4", "bits": 8}}}, "of head: bits is 8, and MLX has 4"),
         ({"quantization": {"bits": 4}}, "quantization has no group_size"),
+        ({"quantization": {**GROUPS, "model.head": "8"}}, 'quantization of model.head is "8", and must be an object'),
+        ({"quantization": {**GROUPS, "model.head": [8, 64]}}, "quantization of model.head is [8, 64], and must be"),
+        ({"rms_norm_eps": 1e30}, "rms_norm_eps is 1e+30, and must be 0 to 1"),
+        ({"text_config": {"layer_norm_epsilon": 10**400}}, "layer_norm_epsilon is 1" + "0" * 36 + "..., and must be"),
+        ({"norm_eps": float("nan")}, "norm_eps is NaN, and must be 0 to 1"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": -2}}, "rope_scaling.factor is -2, and must be above 0"),
+        ({"rope_parameters": {"factor": float("inf")}}, "rope_parameters.factor is Infinity, and must be above 0"),
         ({"quantization": {**GROUPS, "model.head": {"bits": "x" * 99}}}, f'of model.head: bits is "{"x" * 36}...'),
     ],
 )
@@ -49,6 +56,10 @@ def test_a_contradiction_names_fields_and_values(config: dict[str, Any], fault: 
         {"num_experts": 1, "num_experts_per_tok": 2},  # a dense model of a family with experts
         {"num_experts": None, "num_experts_per_tok": None},
         {"num_experts": 4, "moe_topk": [2, 2]},
+        {"rms_norm_eps": 1e-6, "layer_norm_eps": 0, "norm_eps": None, "layer_norm_epsilon": "x"},
+        {"rope_scaling": {"factor": 8}, "rope_parameters": {"full_attention": {"factor": 4.0}}},
+        {"rope_scaling": {"factor": None}, "rope_parameters": "default"},
+        {"quantization": {**GROUPS, "model.head": None, "linear_class": "x"}},
         {"layer_types": ["a", "b", "c"], "num_hidden_layers": 2},  # the last one is of a layer for speculation
         {"quantization": {**GROUPS, "model.embed": False, "model.head": {"bits": 8}, "quant_method": "awq"}},
         {"quantization": {"group_size": 32, "bits": 4, "mode": "mxfp4", "head": {**GROUPS, "mode": "affine"}}},

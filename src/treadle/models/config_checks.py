@@ -6,6 +6,7 @@ mlx-lm loads some of these without an error, and the model's answers are wrong.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeGuard
 
@@ -19,13 +20,14 @@ _FORMATS: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
 }
 """Bits and group sizes that MLX has, by the mode of quantization."""
 
+_SCALING = ("rope_scaling", "rope_parameters")
 _SHOWN = 40
 
 
 def faults(config: Mapping[str, Any]) -> list[str]:
     """Each contradiction of the config, with its fields and their values; empty where there is none."""
     parts = [part for part in (config, config.get("text_config")) if isinstance(part, Mapping)]
-    found = [fault for part in parts for rule in (_experts, _layer_types) for fault in rule(part)]
+    found = [fault for part in parts for rule in (_experts, _layer_types, _numbers) for fault in rule(part)]
     return [*found, *_quantization(config.get("quantization"))]
 
 
@@ -49,6 +51,19 @@ def _layer_types(config: Mapping[str, Any]) -> Iterator[str]:
         yield f"layer_types has {len(types)} entries, and num_hidden_layers is {layers}: each layer needs one"
 
 
+def _numbers(config: Mapping[str, Any]) -> Iterator[str]:
+    """Numbers out of range with which answers would be noise: an epsilon hides what it is added to, and a factor below
+    zero turns positions around."""
+    for name, value in config.items():
+        if name.endswith(("_eps", "_epsilon")) and _is_number(value) and not 0 <= value < 1:
+            yield f"{name} is {_short(value)}, and must be 0 to 1"
+    for name in _SCALING:
+        scaling = config.get(name)
+        factor = scaling.get("factor") if isinstance(scaling, Mapping) else None
+        if _is_number(factor) and not 0 < factor < math.inf:
+            yield f"{name}.factor is {_short(factor)}, and must be above 0"
+
+
 def _quantization(given: Any) -> Iterator[str]:
     if given is None or not isinstance(given, Mapping):
         return
@@ -59,6 +74,8 @@ def _quantization(given: Any) -> Iterator[str]:
     for layer, own in given.items():
         if isinstance(own, Mapping):
             yield from _format(f"quantization of {layer}", own)
+        elif "." in layer and not isinstance(own, bool) and own is not None:
+            yield f"quantization of {layer} is {_short(own)}, and must be an object with bits and group_size, or false"
 
 
 def _format(place: str, given: Mapping[str, Any]) -> Iterator[str]:
@@ -74,6 +91,10 @@ def _format(place: str, given: Mapping[str, Any]) -> Iterator[str]:
 
 def _is_int(value: Any) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: Any) -> TypeGuard[int | float]:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _short(value: Any) -> str:
