@@ -51,7 +51,9 @@ def converted(folder: Path, target: Path, **options: Any) -> Path:
     if dtype := options.get("dtype"):
         model.set_dtype(dtype)
     if bits := options.get("bits"):
-        model, config = quantize_model(model, config, group_size=32, bits=bits)
+        way = {name: value for name, value in options.items() if name not in ("dtype", "bits")}
+        way.setdefault("group_size", 32)
+        model, config = quantize_model(model, config, bits=bits, **way)
     target.mkdir()
     save_model(target, model)
     save_config(config, target / "config.json")
@@ -157,6 +159,31 @@ def test_quantized_models_run_and_are_unpacked_on_the_cpu_when_there_is_room(
     request = Submit(id="a", prompt=(10, 20, 30), max_tokens=8)
     logits = np.array(model.module(mx.array([request.prompt]))[0, -1])
     assert run_alone(ModelRunner(model), request)[0] == int(logits.argmax())
+
+
+@pytest.mark.parametrize(("mode", "bits", "group"), [("nvfp4", 4, 16), ("mxfp8", 8, 32), ("affine", 4, 32)])
+def test_activations_are_not_quantized_and_status_says_so(
+    folder: Path, tmp_path: Path, mode: str, bits: int, group: int
+) -> None:
+    """mlx-lm's layers that quantize activations have no code for CPUs, nor for weights in other modes."""
+    plain = converted(folder, tmp_path / "plain", bits=bits, group_size=group, mode=mode)
+    asked = shutil.copytree(plain, tmp_path / "asked")
+    edit_config(asked, quantize_activations=True)
+    without, model = load(plain), load(asked)
+    assert "activations" not in without.details
+    assert model.details["activations"] == "not quantized, though config.json asks for it"
+    named = "" if mode == "affine" else f", {mode}"
+    assert model.details["quantization"] == f"{bits} bits, groups of {group}{named}"
+    tokens = mx.array([[10, 20, 30]])
+    assert mx.array_equal(model.module(tokens), without.module(tokens))
+
+
+def test_a_quantization_that_is_mixed_is_told(folder: Path, tmp_path: Path) -> None:
+    own = {"bits": 8, "group_size": 64}
+    mixed = converted(
+        folder, tmp_path / "mixed", bits=4, quant_predicate=lambda path, _: own if "mlp" in path else True
+    )
+    assert load(mixed).details["quantization"] == "4 bits, groups of 32, some layers otherwise"
 
 
 def test_other_devices_keep_the_models_dtype(folder: Path, tmp_path: Path) -> None:

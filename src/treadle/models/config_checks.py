@@ -53,8 +53,10 @@ def _layer_types(config: Mapping[str, Any]) -> Iterator[str]:
 
 def _numbers(config: Mapping[str, Any]) -> Iterator[str]:
     """Numbers out of range with which answers would be noise: an epsilon hides what it is added to, and a factor below
-    zero turns positions around."""
+    zero turns positions around. Windows have whole tokens."""
     for name, value in config.items():
+        if name.endswith(("window", "window_size")) and isinstance(value, float) and not value.is_integer():
+            yield f"{name} is {_short(value)}, and must be a whole number"
         if name.endswith(("_eps", "_epsilon")) and _is_number(value) and not 0 <= value < 1:
             yield f"{name} is {_short(value)}, and must be 0 to 1"
     for name in _SCALING:

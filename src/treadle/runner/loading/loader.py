@@ -254,6 +254,8 @@ def _about(device: str, library: MlxLm, read: _Read, assumed: bool, name: str) -
     not those of its configuration."""
     lines = {"device": device, "mlx": version_of("mlx") or "unknown", "mlx-lm": library.version}
     lines["quantization"] = _quantization(read.config)
+    if read.config.get("quantize_activations"):
+        lines["activations"] = "not quantized, though config.json asks for it"
     lines["context"] = "not in config.json: assumed" if assumed else ""
     if read.unscaled:
         lines["positions"] = (
@@ -293,4 +295,9 @@ def _quantization(config: Mapping[str, Any]) -> str:
     stored = config.get("quantization")
     if not isinstance(stored, Mapping) or "bits" not in stored:
         return ""
-    return f"{stored['bits']} bits, groups of {stored.get('group_size', '?')}"
+    parts = [f"{stored['bits']} bits", f"groups of {stored.get('group_size', '?')}"]
+    if (mode := stored.get("mode", "affine")) != "affine":
+        parts.append(str(mode))
+    if any(isinstance(own, Mapping | bool) for own in stored.values()):
+        parts.append("some layers otherwise")
+    return ", ".join(parts)

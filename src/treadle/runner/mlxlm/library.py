@@ -46,15 +46,20 @@ class MlxLm:
 
     def load(self, folder: Path, *, headless: bool = False) -> tuple[Any, dict[str, Any]]:
         """The model, its weights not yet read, and its config. Loads no tokenizer and runs no code of the folder. With
-        `headless` the weights are those of the decoder without its output head; its embeddings stand for the head."""
-        (stored, others), more = tensors_to_load(folder), dict[str, Any]()
+        `headless` the weights are those of the decoder without its output head; its embeddings stand for the head.
+        Activations are never quantized: layers that do so are of a class of their own, which CPUs have no code for."""
+        (stored, others), changed = tensors_to_load(folder), dict[str, Any]()
+        said = self._utils.load_config(folder)
         if headless:
-            more["model_config"] = {"tie_word_embeddings": True}
-        elif is_stored(stored) and not is_said(self._utils.load_config(folder)):
-            more["model_config"] = {"tie_word_embeddings": False}
+            changed["tie_word_embeddings"] = True
+        elif is_stored(stored) and not is_said(said):
+            changed["tie_word_embeddings"] = False
+        if asked := said.get("quantize_activations"):
+            changed["quantize_activations"] = False
+        more: dict[str, Any] = {"model_config": changed} if changed else {}
         more["get_model_classes"] = partial(self._classes_of, stored, others=others, headless=headless)
         model, config = self._utils.load_model(folder, lazy=True, strict=True, trust_remote_code=False, **more)
-        return model, dict(config)
+        return model, {**config, "quantize_activations": asked} if asked else dict(config)
 
     def load_head(self, folder: Path, target: Any, config: Mapping[str, Any]) -> Any:
         """The MTP head in `folder` for the model `target`, to be finished by `finish_head`. Raises NoHead."""

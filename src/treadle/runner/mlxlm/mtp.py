@@ -136,6 +136,7 @@ def load_head(utils: Any, folder: Path, target: Any, config: Mapping[str, Any]) 
     changed: dict[str, Any] = {"text_config": {**text, **family.config}} if nested else {**family.config}
     if isinstance(stored := config.get("quantization"), Mapping):  # entries of single layers are the model's
         changed["quantization"] = {name: value for name, value in stored.items() if name in _QUANTIZATION}
+    changed["quantize_activations"] = False
     layers = int((text if nested else config)["num_hidden_layers"])
 
     def classes(config: dict[str, Any]) -> tuple[type, type]:
