@@ -258,6 +258,10 @@ def nonsense(folder: Path) -> None:
     edit_config(folder, num_attention_heads="many")
 
 
+def unknown_rotation(folder: Path) -> None:
+    edit_config(folder, rope_scaling={"rope_type": "spiral", "factor": 2.0})
+
+
 def missing_argument(folder: Path) -> None:
     edit_config(folder, num_attention_heads=None)
 
@@ -278,6 +282,7 @@ SPOILERS: dict[Callable[[Path], None], str] = {
     other_shape: "do not agree",
     missing_layer: "do not agree",
     nonsense: "num_attention_heads is",
+    unknown_rotation: "spiral.*; download it again",
     missing_argument: "does not fit its architecture",
     wants_code: "custom module",
 }

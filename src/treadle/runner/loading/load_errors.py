@@ -73,7 +73,7 @@ def _explained(error: Exception, folder: Path, library: MlxLm | None) -> str:
         detail = _disagreement(str(error), config).removesuffix(f"; {_AGAIN}") or f": {line}"
         return f"mlx-lm does not read its weights, which another program quantized ({stored}){detail}; {_OTHER_VERSION}"
     if isinstance(error, ValueError):
-        how = _disagreement(str(error), config) or f", or are not MLX's: {line}"
+        how = _disagreement(str(error), config) or f", or are not MLX's: {line}; {_AGAIN}"
         return f"its weights and its config.json do not agree{how}"
     return f"its config.json does not fit its architecture ({type(error).__name__}: {line}): {_AGAIN}"
 
