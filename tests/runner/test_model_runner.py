@@ -370,8 +370,8 @@ def test_an_id_that_comes_back_while_others_decode_starts_afresh(runner: ModelRu
 
 
 def test_memory_comes_back_when_the_last_row_leaves(either: Tiny) -> None:
-    """What is kept of them for others was counted before the second time; all else goes. MLX's count differs by small
-    arrays from one run to the next."""
+    """What is kept of them for others was counted before the second time; all else goes. MLX's count differs by the
+    smallest array from one run to the next: three rounds that each left one would be more."""
     runner = ModelRunner(either("gemma3"))
     requests = [submit(f"r{i}", (i,) * (1 + 70 * i), 30, logprobs=3) for i in range(4)]
     Drive(runner, requests).run()
@@ -387,7 +387,7 @@ def test_memory_comes_back_when_the_last_row_leaves(either: Tiny) -> None:
         for request in requests:
             runner.release(request.id)
         assert runner.statistics().kv_bytes == 0
-        assert settled_memory() <= before + held.kv_bytes / 100
+        assert settled_memory() <= before + 16
 
 
 def settled_memory() -> int:
@@ -409,7 +409,7 @@ def test_what_is_kept_of_rows_is_counted_and_can_be_given_up(tiny: Tiny) -> None
     held = settled_memory() - before  # MLX may hand out buffers that are somewhat larger
     assert prefix.held_bytes <= held <= 1.25 * prefix.held_bytes
     assert runner.jobs()["reset_prefix_cache"](Never(), {}) == 229
-    assert settled_memory() <= before + prefix.held_bytes / 100
+    assert settled_memory() <= before + 64
     assert runner.statistics().prefix.held_bytes == 0
 
 
@@ -557,7 +557,7 @@ def test_the_warm_up_leaves_nothing_behind(runner: ModelRunner) -> None:
     runner.warm_up()
     before = settled_memory()
     runner.warm_up()
-    assert settled_memory() <= before + 1024
+    assert settled_memory() <= before
     assert runner.statistics().kv_bytes == 0
 
 

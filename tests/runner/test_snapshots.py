@@ -237,7 +237,7 @@ def test_what_is_kept_can_be_given_up_and_takes_no_memory_then(tiny: Tiny) -> No
     assert 0 < mx.get_active_memory() - before <= 1.5 * kept.held_bytes  # buffers are reused for somewhat less
     assert runner.forget_prefixes() == kept.held
     assert runner.statistics().prefix.held_bytes == 0
-    assert memory() - before <= kept.held_bytes / 100  # small arrays that MLX's thread holds come and go
+    assert memory() - before <= 512  # small arrays that MLX's thread holds come and go
     asked = request("again", some_tokens(1, 300))
     loop.run(asked)
     assert loop.cached("again") == 0
