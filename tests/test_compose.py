@@ -104,7 +104,7 @@ def test_a_start_that_fails_leaves_no_thread_that_reads_the_vocabulary(
     goes_on, ended = threading.Event(), threading.Event()
 
     def read() -> LLTokenizer:
-        assert goes_on.wait(10)
+        assert goes_on.wait(60)
         time.sleep(0.01)
         ended.set()
         raise ModelError("not needed any more")

@@ -160,7 +160,7 @@ def test_another_process_is_drained_to_its_end_in_whole_lines() -> None:
     for data in (b"one\ntw", b"o\n" + b"x" * 140_000, b"y\n", b"the end"):
         os.write(theirs, data)
     os.close(theirs)
-    assert ended.wait(10)
+    assert ended.wait(60)
     assert all(part.endswith(b"\n") for part in said)
     whole = b"".join(said)
     assert whole.startswith(b"one\ntwo\nx")

@@ -43,7 +43,7 @@ class Subscriber:
         self.last = 0
 
     async def read(self) -> EventBatch:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             batch = await anext(self.batches)
         assert self.last in (0, batch.number - 1) or batch.chunk is not None, "a gap"
         self.last = batch.number

@@ -146,9 +146,9 @@ def test_take_waits_for_the_first_and_ends_after_the_close_has_drained():
     reader = threading.Thread(target=read)
     reader.start()
     outbox.put(Stopped())
-    assert got.wait(10)
+    assert got.wait(60)
     outbox.close()
-    reader.join(10)
+    reader.join(60)
     assert not reader.is_alive()
     assert batches == [[Stopped()]]
 

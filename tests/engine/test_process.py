@@ -39,7 +39,7 @@ from treadle.errors import JobFailed, Quarantined, StartFailed, StepFailed
 from treadle.file_descriptors import DescriptorReserve
 from treadle.processes import is_stopped
 
-WAIT_S = 30.0  # a child imports its world on a busy core
+WAIT_S = 60.0  # a child imports its world on a busy core
 REQUEST = Submit(id="", prompt=(1, 2), max_tokens=8)
 TELLS_STOPS = Path("/proc/self/stat").exists()
 TOKENS = [plain(REQUEST, i) for i in range(8)]

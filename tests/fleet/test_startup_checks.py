@@ -124,6 +124,6 @@ def test_a_program_gets_what_its_command_line_does_not_show(tmp_path: Path) -> N
     for _ in range(2):
         it.start()
         assert it._process is not None
-        assert it._process.wait(30) == 0
+        assert it._process.wait(60) == 0
     told = f"{[str(program), 'launch', '--x', '--api-key', 'secret']!r} {tmp_path}"
     assert log.read_text().splitlines() == [told] * 2

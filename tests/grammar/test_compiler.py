@@ -19,7 +19,7 @@ from treadle.grammar.compiler import GrammarCompiler
 from treadle.grammar.completions import ending_of
 from treadle.grammar.limits import LIMITS
 
-WAIT_S = 20.0
+WAIT_S = 120.0  # compilers run at low priority: a busy machine makes two seconds twenty
 
 
 class Bytes:

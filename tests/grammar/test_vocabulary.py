@@ -109,7 +109,7 @@ def test_a_thread_reads_it_beside_other_work(tmp_path: Path) -> None:
     goes_on = threading.Event()
 
     def read() -> LLTokenizer:
-        assert goes_on.wait(10)
+        assert goes_on.wait(60)
         return read_vocabulary(path)
 
     thread = VocabularyThread(read)

@@ -142,7 +142,7 @@ async def test_processes_that_were_killed_while_idle_are_not_asked_and_not_shown
         assert len(pids) == 3
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while pool.statistics()["pids"]:
                 await asyncio.sleep(0.01)
         assert pool.statistics()["processes"] == 0

@@ -124,7 +124,7 @@ def test_two_at_once_build_once(tmp_path: Path) -> None:
 
     def slow(part: Path) -> dict[str, str]:
         inside.set()
-        assert go_on.wait(30)
+        assert go_on.wait(60)
         return builder(part)
 
     def progress(line: str) -> None:
@@ -134,12 +134,12 @@ def test_two_at_once_build_once(tmp_path: Path) -> None:
     first = threading.Thread(target=cache.build_once, args=(folder, "1", slow, silent))
     second = threading.Thread(target=cache.build_once, args=(folder, "1", builder, progress))
     first.start()
-    assert inside.wait(30)
+    assert inside.wait(60)
     second.start()
-    assert waits.wait(30)
+    assert waits.wait(60)
     go_on.set()
-    first.join(30)
-    second.join(30)
+    first.join(60)
+    second.join(60)
     assert builder.calls == 1
     assert said == ["another process is building model: waiting for it"]
 

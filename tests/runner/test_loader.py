@@ -91,7 +91,7 @@ def test_a_runner_compiles_grammars_where_it_has_a_vocabulary(folder: Path) -> N
     compiled, constraint = threading.Event(), Constraint(kind="lark", grammar="start: /a+/")
     runner.notify_grammars(compiled.set)
     assert runner.grammar_state(constraint) is PENDING
-    assert compiled.wait(20)
+    assert compiled.wait(60)
     assert runner.grammar_state(constraint) is READY
     assert runner.statistics().grammars.compiled == 1
     runner.close()

@@ -53,7 +53,7 @@ class Gateway:
 
     def __exit__(self, *error: object) -> None:
         self._process.kill()
-        self._process.wait(20)
+        self._process.wait(60)
         self.http.close()
 
     def ready(self) -> Gateway:

@@ -102,7 +102,7 @@ class Serve:
     def __exit__(self, *error: object) -> None:
         self.children()
         self.process.kill()
-        self.process.wait(20)
+        self.process.wait(60)
         for pid in self._children:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

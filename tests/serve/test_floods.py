@@ -79,7 +79,7 @@ def address_of(url: str) -> tuple[str, int]:
 def holds_out(server: Serve, log_bytes: int) -> None:
     """New clients' probes are answered, the engine comes back from a kill, and little is logged."""
     server.http.close()
-    server.http = type(server.http)(timeout=20, trust_env=False)
+    server.http = type(server.http)(timeout=60, trust_env=False)
     old = server.child()
     for _ in range(10):
         server.http.headers["connection"] = "close"
@@ -191,7 +191,7 @@ def test_calls_that_are_never_sent_take_no_place_of_another_address(server: Serv
             until("refusals", lambda: calls()["refused"].get("peer_calls", 0) > 1000)
             stub = mlx_engine_pb2_grpc.MlxEngineStub(channel)
             for _ in range(20):
-                assert stub.HealthCheck(mlx_engine_pb2.HealthCheckRequest(), timeout=10).healthy
+                assert stub.HealthCheck(mlx_engine_pb2.HealthCheckRequest(), timeout=60).healthy
             assert f'treadle_grpc_calls{{kind="calls"}} {calls()["open"]}.0' in server.get("/metrics").text
         finally:
             attacker.kill()

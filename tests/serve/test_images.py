@@ -73,7 +73,7 @@ def answer(server: Serve, seed: int, begun: Barrier | None = None) -> str:
     with streaming(server, seed) as pieces:
         text = next(pieces) + next(pieces)
         if begun is not None:
-            begun.wait(30.0)
+            begun.wait(60.0)
         return text + "".join(pieces)
 
 
@@ -97,7 +97,7 @@ def test_the_next_engine_encodes_the_images_of_running_requests_again(server: Se
     old, begun = server.child(), Barrier(len(seeds) + 1)
     with ThreadPoolExecutor(len(seeds)) as pool:
         readers = [pool.submit(answer, server, seed, begun) for seed in seeds]
-        begun.wait(30.0)
+        begun.wait(60.0)
         os.kill(old, signal.SIGKILL)
         assert [reader.result() for reader in readers] == alone
     assert gone(old)

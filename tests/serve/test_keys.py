@@ -101,16 +101,16 @@ def test_grpc_from_elsewhere_needs_the_key(server: Serve) -> None:
         stub = vllm_engine_pb2_grpc.VllmEngineStub(channel)
         info = vllm_engine_pb2.GetModelInfoRequest()
         with pytest.raises(grpc.RpcError) as raised:
-            stub.GetModelInfo(info, timeout=20)
+            stub.GetModelInfo(info, timeout=60)
         assert raised.value.code() is grpc.StatusCode.UNAUTHENTICATED
-        assert stub.GetModelInfo(info, timeout=20, metadata=(("x-api-key", SECRET),)).served_model_name == "m"
+        assert stub.GetModelInfo(info, timeout=60, metadata=(("x-api-key", SECRET),)).served_model_name == "m"
     assert "this machine without one" in server.said
 
 
 def _flush(stub: vllm_engine_pb2_grpc.VllmEngineStub, key: str = "") -> grpc.StatusCode:
     metadata = (("authorization", f"Bearer {key}"),) if key else ()
     try:
-        stub.FlushCache(common_pb2.FlushCacheRequest(), timeout=20, metadata=metadata)
+        stub.FlushCache(common_pb2.FlushCacheRequest(), timeout=60, metadata=metadata)
     except grpc.RpcError as error:
         code: grpc.StatusCode = error.code()
         return code

@@ -47,7 +47,7 @@ def test_a_child_that_is_killed_mid_stream(server: Serve, number: signal.Signals
     at_work = Barrier(len(PROMPTS) + 1)
     with ThreadPoolExecutor(len(PROMPTS)) as pool:
         readers = [pool.submit(tokens_of, server, prompt, at_work) for prompt in PROMPTS]
-        at_work.wait(20.0)
+        at_work.wait(60.0)
         os.kill(old, number)
         until("restarting", lambda: server.state() == "restarting")
         assert not server.is_ready()
@@ -71,7 +71,7 @@ PROMPTS = [[7, 8, 9, i] for i in range(4)]
 def tokens_of(server: Serve, prompt: list[int], at_work: Barrier) -> list[int]:
     with server.stream(prompt, max_tokens=TOKENS) as stream:
         stream.next()
-        at_work.wait(20.0)
+        at_work.wait(60.0)
         stream.rest()
         assert stream.errors == []
         assert stream.done

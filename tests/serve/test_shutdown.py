@@ -59,7 +59,7 @@ def told_that_it_stops(waiting: Future[httpx.Response], *streams: Stream) -> Non
     for stream in [stream.rest() for stream in streams]:
         assert [error["code"] for error in stream.errors] == ["server_stopping"]
         assert not stream.done
-    refused = waiting.result(20)
+    refused = waiting.result(60)
     assert (refused.status_code, refused.json()["error"]["code"]) == (503, "server_stopping")
 
 

@@ -17,7 +17,7 @@ from treadle.core.plan import StepPlan, StepResult
 from treadle.runner.base import Job, JobContext, Progress, Runner, RunnerBroken, RunnerFactory
 
 VOCABULARY = 1000
-WAIT_S = 10.0
+WAIT_S = 60.0
 
 
 def plain(request: Submit, position: int) -> int:

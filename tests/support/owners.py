@@ -11,7 +11,7 @@ from treadle.core.messages import FromOwner, Ping, Pong, Ready, StepReport, Stop
 from treadle.engine.handle import OnExit, OnMessage
 
 CAN = Capabilities(model="fake", architecture="none", vocabulary=1000, context=100, device="cpu", dtype="float32")
-WAIT_S = 10.0
+WAIT_S = 60.0
 
 
 class Clock:

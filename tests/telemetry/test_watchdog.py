@@ -36,7 +36,7 @@ async def test_a_loop_that_stands_still_is_told_of_with_the_stacks() -> None:
     await asyncio.sleep(0)
 
     def stands_still() -> bool:
-        return bark.heard.wait(10)
+        return bark.heard.wait(60)
 
     assert stands_still()
     assert "in stands_still" in bark.dump_stacks
@@ -79,7 +79,7 @@ async def test_systemd_hears_of_the_start_of_life_and_of_the_end(
 ) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
         systemd.bind(str(tmp_path / "notify"))
-        systemd.settimeout(10)
+        systemd.settimeout(60)
         monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
         watchdog = Watchdog(Bark(), tick_s=TICK_S)
         watchdog.ready()
@@ -97,7 +97,7 @@ async def test_systemd_hears_of_the_start_of_life_and_of_the_end(
 def test_an_abstract_address_and_one_where_nobody_listens() -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
         systemd.bind("\0treadle-test-notify")
-        systemd.settimeout(10)
+        systemd.settimeout(60)
         Notify("@treadle-test-notify")("READY=1")
         assert systemd.recv(64) == b"READY=1"
     Notify("@treadle-test-notify")("READY=1")

@@ -22,7 +22,7 @@ class Gate:
 
     def work(self) -> str:
         self.started.set()
-        assert self.open.wait(30)
+        assert self.open.wait(60)
         self.ended.set()
         return "done"
 
@@ -47,7 +47,7 @@ async def pool_of(**options: int) -> AsyncIterator[tuple[TextPool, Callable[[], 
 
 
 async def idle(pool: TextPool) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while pool.statistics().pending:
             await asyncio.sleep(0)
 

@@ -71,7 +71,7 @@ def run(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
 
 
 async def until(found: Callable[[], Any], what: str) -> None:
-    end = time.monotonic() + 30
+    end = time.monotonic() + 60
     while not found():
         assert time.monotonic() < end, what
         await asyncio.sleep(0.01)

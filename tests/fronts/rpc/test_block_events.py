@@ -28,7 +28,7 @@ def subscribe(scene: Scene, start: int = 0, **options: Any) -> Any:
 
 
 async def batch(call: Any) -> Any:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         message = await call.read()
     assert message is not grpc.aio.EOF
     return message

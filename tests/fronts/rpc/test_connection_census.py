@@ -55,7 +55,7 @@ def test_looking_leaves_no_descriptor_behind_and_shuts_down_only_what_it_was_tol
         assert os.listdir(connection_census.OWN_FILES) == before
         connection_census._shut_down(port, frozenset({clients[1].getsockname()}))
         assert os.listdir(connection_census.OWN_FILES) == before
-        clients[1].settimeout(5)
+        clients[1].settimeout(60)
         assert clients[1].recv(1) == b""
         for i in (0, 2):
             accepted[i].sendall(b"x")
@@ -77,7 +77,7 @@ async def test_a_server_counts_its_clients_and_ends_those_beyond_one_addresss_sh
         await until(lambda: books.open == 1)
         host, _, port = w.address.rpartition(":")
         reader, writer = await asyncio.open_connection(host, int(port))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while await reader.read(1000):
                 pass
         assert books.statistics()["refused"] == {"peer_connections": 1}
@@ -92,7 +92,7 @@ async def test_the_limit_in_all_is_the_cores() -> None:
         await w.mlx.answer()
         host, _, port = w.address.rpartition(":")
         (_, held), (reader, surplus) = [await asyncio.open_connection(host, int(port)) for _ in range(2)]
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while await reader.read(1000):
                 pass
         assert (await w.mlx.answer("r2")).end.finish_reason

@@ -28,7 +28,7 @@ METHODS = (
     "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
 )
 OPEN_METHODS = ("/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch")
-SOON_S = 10.0
+SOON_S = 60.0
 
 
 def unsent(w: Scene, method: str, **metadata: str) -> Any:

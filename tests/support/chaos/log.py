@@ -34,7 +34,7 @@ class LogReader:
 
     def join(self) -> None:
         """Wait until the pipe has ended."""
-        self._thread.join(10)
+        self._thread.join(60)
         self._copy.close()
 
     def _run(self) -> None:

@@ -156,7 +156,7 @@ class Server:
                 os.kill(pid, signal.SIGCONT)
                 os.kill(pid, signal.SIGKILL)
         if self.process is not None:
-            self.process.wait(20)
+            self.process.wait(60)
         if self.log is not None:
             self.log.deaf.clear()
             self.log.join()
