@@ -17,7 +17,7 @@ from tests.poison.hostile import canary_of, spoil
 from tests.serve.server import Serve
 from tests.support.tiny import make_tiny
 
-START_S = 60.0
+START_S = 120.0
 STOP_S = 60.0
 PAUSE_S = 0.05
 OPTIONS = ("--max-running", "2", "--memory", "64MiB")

@@ -19,7 +19,7 @@ import psutil
 from tests.serve.events import Stream
 
 LISTENS = re.compile(r"listens on (http://\S+)")
-START_S = 60.0
+START_S = 120.0
 TAKE_TERMINAL = (
     "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
 )
@@ -27,7 +27,7 @@ ENDLESS = 90_000
 """`max_tokens` of a stream that outlives its test: the models' contexts leave room for it."""
 
 
-def until(what: str, found: Callable[[], Any], within_s: float = 60.0, every_s: float = 0.02) -> Any:
+def until(what: str, found: Callable[[], Any], within_s: float = 120.0, every_s: float = 0.02) -> Any:
     """The first true value of `found`, asked again and again within a bound."""
     end = time.monotonic() + within_s
     while not (value := found()):

@@ -27,7 +27,7 @@ from .engine import FOLDER
 from .log import LogReader
 
 ROOT = Path(__file__).resolve().parents[3]
-START_S = 60.0
+START_S = 120.0
 STOP_S = 60.0
 KEY = "chaos-key"
 OWN_FILES = 4096
