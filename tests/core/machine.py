@@ -171,8 +171,10 @@ def quantile(values: list[float], part: float) -> float:
     return sorted(values)[min(len(values) - 1, int(part * len(values)))]
 
 
-def stall(machine: Machine, *, prompt: int = 30_000, decoders: int = 4, short: int = 0, seed: int = 0) -> Stall:
-    """Rows decode, one has come after the other; then the long prompt joins them."""
+def stall(
+    machine: Machine, *, prompt: int = 30_000, prompts: int = 1, decoders: int = 4, short: int = 0, seed: int = 0
+) -> Stall:
+    """Rows decode, one has come after the other; then the long prompt joins them, or several at once."""
     served = Served(machine, seed=seed)
     alone = unloaded(machine, short or 82, seed)
     watched = one_after_the_other(served, decoders)
@@ -180,12 +182,13 @@ def stall(machine: Machine, *, prompt: int = 30_000, decoders: int = 4, short: i
         served.step()
     idle, before = gaps(watched)[-200:], len(served.chunks)
     long = served.send("long", prompt, 1)
+    others = [served.send(f"long {i}", prompt, 1) for i in range(1, prompts)]
     shorts = []
     if short:
         step_s = statistics.median(idle)
         shorts = [served.send(f"short {i}", short, 1, at=served.now + (11 + 10.13 * i) * step_s) for i in range(40)]
     first = len(watched.token_s)
-    served.until(lambda: long.done)
+    served.until(lambda: all(sent.done for sent in (long, *others)))
     during = gaps(watched)[first - 1 :]
     sizes = [count for _, count in served.chunks[before:]]
     cost_s = machine.computed_s({0: prompt}) - machine.mixed_s

@@ -77,6 +77,14 @@ def test_decoding_rows_keep_their_rate_and_their_gaps(name: str, trouble: str) -
     assert all(run.ttft_s <= WITHIN[name] * run.ideal_s for run in runs)
 
 
+@pytest.mark.parametrize("name", AHEAD)
+def test_the_ends_of_long_prompts_are_no_longer_than_their_chunks(name: str) -> None:
+    """P3: eight of them end one after the other, each within a step's reach for a while."""
+    run = stall(replace(MACHINES[name], noise=0.1), prompt=3000, prompts=8, decoders=8)
+    assert run.gap_ratio <= 2.0
+    assert run.kept >= 0.7
+
+
 @pytest.mark.parametrize("other", [480, 30])
 @pytest.mark.parametrize("name", ["small", "slow host", "quick host", "in sizes", "bent"])
 def test_prompts_of_some_length_that_come_one_by_one_go_in_at_once(name: str, other: int) -> None:

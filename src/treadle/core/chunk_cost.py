@@ -81,5 +81,9 @@ class ChunkCost:
 
     def tokens(self, seconds: float) -> int:
         """Tokens that `seconds` pay for; at most twice as many as were tried lately, as the line may mislead."""
+        return int(min(self.on_the_line(seconds), 2 * self._tried))
+
+    def on_the_line(self, seconds: float) -> float:
+        """Tokens that `seconds` pay for, however far the line is followed."""
         overhead, per_token = self.line()
-        return int(min(max(0.0, seconds - overhead) / per_token, 2 * self._tried))
+        return max(0.0, seconds - overhead) / per_token

@@ -212,6 +212,7 @@ class PlanBuilder:
             decoding=sum(seq.decodes for seq in active),
             awaiting=len(waiting),
             forced=_on_credit(seqs, active),
+            computed=[seq.prefilled_tokens for seq in seqs],
         )
         chunks, scores_left, left = [], MAX_SCORED_TOKENS, self._prefill_budget.max_tokens
         for seq, share in zip(seqs, shares.tokens, strict=True):

@@ -15,7 +15,8 @@
    each of which would wait, about one (P2). Forced tokens, and prompts that are only pooled, are paid from the credit,
    as they come again and again, in long lists; a single token is free, as it costs no more than a sampled one. Prompts
    with images are paid as well, up to the last one: their first tokens have waited for its layers, and even bursts of
-   them don't come out evenly.
+   them don't come out evenly. So is the end of a long prompt, of which more was computed than a step could end: a few
+   steps are little of its time.
 5. Where nothing decodes, a chunk takes `CHUNK_S`, which bounds the wait of a cancel or of a new request, or a few times
    the overhead of a pass, up to `LONGEST_CHUNK_S`: where reading the weights takes a tenth of a second, shorter chunks
    would do little else.
@@ -96,24 +97,34 @@ class PrefillBudget:
 
     # Planning ----------------------------------------------------------------------------------------------------
 
-    def split(self, remaining: list[int], *, decoding: int, awaiting: int = 0, forced: Collection[int] = ()) -> Shares:
+    def split(
+        self,
+        remaining: list[int],
+        *,
+        decoding: int,
+        awaiting: int = 0,
+        forced: Collection[int] = (),
+        computed: Sequence[int] = (),
+    ) -> Shares:
         """Prompt tokens that the next step computes of each prefill.
 
-        `remaining` are the tokens left of each, in turn order; those at the places in `forced` are forced tokens, of
-        prompts that are only pooled, or of prompts with images.
-        `decoding` sequences decode in the step; `awaiting` more wait for a prefix that these compute.
+        `remaining` are the tokens left of each, in turn order, and `computed` those that chunks have computed before
+        (none where it is empty); those at the places in `forced` are forced tokens, of prompts that are only pooled,
+        or of prompts with images. `decoding` sequences decode in the step; `awaiting` more wait for a prefix that these
+        compute.
         """
-        most = self._most_ending(decoding)
-        ending = [i for i, need in enumerate(remaining) if need <= most and (need == 1 or i not in forced)]
+        most, long = self._most_ending(decoding)
+        paid = {*forced, *(i for i, count in enumerate(computed) if count > long)}
+        ending = [i for i, need in enumerate(remaining) if need <= most and (need == 1 or i not in paid)]
         budget = self.budget(prefilling=max(1, len(remaining) - len(ending)) + awaiting, decoding=decoding)
         if not ending:
             return Shares(share(budget, remaining, self._quantum), 1.0)
-        long = [0 if i in ending else need for i, need in enumerate(remaining)]
+        others = [0 if i in ending else need for i, need in enumerate(remaining)]
         beside = self.max_tokens - remaining[ending[0]]
-        if budget and any(long) and beside < self._quantum:  # the first one fills a step: the long ones go before it
-            return Shares(share(budget, long, self._quantum), 1.0)
+        if budget and any(others) and beside < self._quantum:  # the first one fills a step: the others go before it
+            return Shares(share(budget, others, self._quantum), 1.0)
         budget = min(budget, max(most // 2, self._quantum), beside)
-        shares = share(budget, long, self._quantum)
+        shares = share(budget, others, self._quantum)
         on_credit = sum(shares)
         for i in self._fitting(ending, remaining, most - on_credit):
             shares[i] = remaining[i]
@@ -138,14 +149,15 @@ class PrefillBudget:
                 most -= remaining[i]
                 yield i
 
-    def _most_ending(self, decoding: int) -> int:
-        """The most tokens of prompts that end in the next step; 0 where nothing decodes."""
+    def _most_ending(self, decoding: int) -> tuple[int, float]:
+        """The most tokens of prompts that end in the next step, 0 where nothing decodes; and how many that could be if
+        chunks of that length were known."""
         cost, delay_s, decode_s = self._times.chunk_cost(beside=True), self._times.delay_s, self._times.decode_s
         if not decoding or decode_s == 0 or not cost.known:
-            return 0
+            return 0, 0.0
         own_s = max(0.0, cost.line()[0] - delay_s)
         longest_s = max(_most_share(decoding) * decode_s, OVER_OVERHEAD * own_s)
-        return min(cost.tokens(delay_s + longest_s), self.max_tokens)
+        return min(cost.tokens(delay_s + longest_s), self.max_tokens), cost.on_the_line(delay_s + longest_s)
 
     def budget(self, *, prefilling: int, decoding: int, work: Work = Work.PROMPTS) -> int:
         """Prompt tokens, or units of other `work`, that the next step may compute for `prefilling` sequences beside

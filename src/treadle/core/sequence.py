@@ -112,6 +112,11 @@ class Sequence:
         return any(image.end > self.num_computed_tokens for image in self.request.images)
 
     @property
+    def prefilled_tokens(self) -> int:
+        """Tokens that chunks have computed since it joined; 0 of one that decodes."""
+        return 0 if self.state is State.DECODE else self.num_computed_tokens - self.cached_tokens
+
+    @property
     def prefill_ready(self) -> int:
         """Of `prefill_left`, the tokens in front of the first image whose features are not computed."""
         if not self.awaited_images:
