@@ -15,12 +15,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from treadle.core.image import Image, VisionCapabilities
 from treadle.core.messages import Output, Submit
 from treadle.core.plan import RowTokens, StepPlan, StepResult
 from treadle.core.scheduler import Scheduler, SchedulerLimits
 from treadle.runner.forward.batch_buckets import PROMPT_SIZES
 
 HICCUPS = 250
+LAYERS = 28
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,7 @@ class Machine:
     """What a step takes: to be built, where rows decode and where a prompt is read beside them, and to be computed, by
     its tokens of prompts and those before them. Each time is within +-`noise`; the first chunk of the prompt "long" is
     `first` times as dear, and steps with chunks, by their numbers, in `slow` five times; one time in HICCUPS
-    is longer by `hiccup_s`."""
+    is longer by `hiccup_s`. Encoding an image takes `layer_s` for each of LAYERS."""
 
     build_s: float
     build_mixed_s: float
@@ -42,6 +44,7 @@ class Machine:
     slow: frozenset[int] = frozenset()
     hiccup_s: float = 0.0
     chunk_sizes: tuple[int, ...] = ()
+    layer_s: float = 0.0
 
     def computed_s(self, sizes: Mapping[int, int]) -> float:
         """Of chunks by where they start."""
@@ -76,7 +79,9 @@ class Served:
 
     def __init__(self, machine: Machine, *, max_running: int = 64, prefill_tokens: int = 2048, seed: int = 0) -> None:
         self.machine = machine
-        self.scheduler = Scheduler(SchedulerLimits(max_running, prefill_tokens, chunk_sizes=machine.chunk_sizes))
+        vision = VisionCapabilities(layers=LAYERS, quadratic=8000)
+        limits = SchedulerLimits(max_running, prefill_tokens, chunk_sizes=machine.chunk_sizes, vision=vision)
+        self.scheduler = Scheduler(limits)
         self.now = 0.0
         self.sent: dict[str, Sent] = {}
         self.chunks: list[tuple[float, int]] = []  # when each step with a part of a prompt was planned, and its tokens
@@ -85,9 +90,11 @@ class Served:
         self._started: deque[_Started] = deque()
         self._device_free = self._finished_at = 0.0
 
-    def send(self, id_: str, prompt: int, max_tokens: int, at: float | None = None) -> Sent:
+    def send(self, id_: str, prompt: int, max_tokens: int, at: float | None = None, image: int = 0) -> Sent:
+        """Send a prompt, whose first tokens stand for an image of so many."""
         at = self.now if at is None else at
-        request = Submit(id=id_, prompt=(1,) * prompt, max_tokens=max_tokens, max_wait_s=1e9)
+        images = (Image(0, image, id_.encode(), "pixels", (4 * image, 1536)),) if image else ()
+        request = Submit(id=id_, prompt=(1,) * prompt, max_tokens=max_tokens, max_wait_s=1e9, images=images)
         self._later.append((at, request))
         self._later = deque(sorted(self._later, key=lambda entry: entry[0]))
         self.sent[id_] = Sent(at)
@@ -125,7 +132,9 @@ class Served:
         sizes = {chunk.start: 0 for chunk in plan.prefill}
         for chunk in plan.prefill:
             sizes[chunk.start] += chunk.count
-        self._device_free = max(self.now, self._device_free) + self._noisy(factor * machine.computed_s(sizes))
+        encoded_s = machine.layer_s * sum(encode.count for encode in plan.encode)
+        computed_s = factor * machine.computed_s(sizes) + encoded_s
+        self._device_free = max(self.now, self._device_free) + self._noisy(computed_s)
         self._started.append(_Started(plan, began, self._device_free))
 
     def _noisy(self, seconds: float) -> float:
@@ -152,7 +161,7 @@ def kind(plan: StepPlan) -> str:
     """The field of a StepResult that has the seconds of such a step, as the runner sees it."""
     chunks = {chunk.id for chunk in plan.prefill}
     decodes = any(decode.id not in chunks for decode in plan.decode)
-    return ("mixed_s" if decodes else "prefill_s") if chunks else "decode_s"
+    return ("mixed_s" if decodes else "prefill_s") if chunks or plan.encode else "decode_s"
 
 
 @dataclass(frozen=True)
@@ -172,30 +181,37 @@ def quantile(values: list[float], part: float) -> float:
 
 
 def stall(
-    machine: Machine, *, prompt: int = 30_000, prompts: int = 1, decoders: int = 4, short: int = 0, seed: int = 0
+    machine: Machine,
+    *,
+    prompt: int = 30_000,
+    prompts: int = 1,
+    image: int = 0,
+    decoders: int = 4,
+    short: int = 0,
+    seed: int = 0,
 ) -> Stall:
-    """Rows decode, one has come after the other; then the long prompt joins them, or several at once."""
+    """Rows decode, one has come after the other; then the long prompt joins them, or several at once, maybe with an
+    `image` of so many tokens each. The times are those of the last one."""
     served = Served(machine, seed=seed)
     alone = unloaded(machine, short or 82, seed)
     watched = one_after_the_other(served, decoders)
     for _ in range(300):
         served.step()
     idle, before = gaps(watched)[-200:], len(served.chunks)
-    long = served.send("long", prompt, 1)
-    others = [served.send(f"long {i}", prompt, 1) for i in range(1, prompts)]
+    longs = [served.send(f"long {i}" if i else "long", prompt, 1, image=image) for i in range(prompts)]
     shorts = []
     if short:
         step_s = statistics.median(idle)
         shorts = [served.send(f"short {i}", short, 1, at=served.now + (11 + 10.13 * i) * step_s) for i in range(40)]
     first = len(watched.token_s)
-    served.until(lambda: all(sent.done for sent in (long, *others)))
+    served.until(lambda: all(sent.done for sent in longs))
     during = gaps(watched)[first - 1 :]
     sizes = [count for _, count in served.chunks[before:]]
-    cost_s = machine.computed_s({0: prompt}) - machine.mixed_s
+    cost_s = prompts * (machine.computed_s({0: prompt}) - machine.mixed_s + machine.layer_s * (LAYERS if image else 0))
     return Stall(
         kept=statistics.mean(idle) / statistics.mean(during),
         gap_ratio=quantile(during, 0.99) / quantile(idle, 0.99),
-        ttft_s=long.ttft_s,
+        ttft_s=max(sent.ttft_s for sent in longs),
         ideal_s=cost_s * 1.4 / 0.4,
         short_ratio=statistics.median([s.ttft_s for s in shorts if s.done]) / alone if shorts else 0.0,
         chunk=int(statistics.mean(sizes)),

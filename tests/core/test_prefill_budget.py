@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from tests.core.drive import Bench
 from treadle.core.chunk_cost import CHUNK_S, LONGEST_CHUNK_S, WORTH_OVERHEADS, ChunkCost
-from treadle.core.chunk_limits import FIRST_CHUNK, MIN_CHUNK
+from treadle.core.chunk_limits import FIRST_CHUNK, MIN_CHUNK, ChunkLimits, Work
+from treadle.core.encodings import IMAGE_LIMITS
 from treadle.core.prefill_budget import LEAST_SHARE, MOST_SHARE, PrefillBudget
 
 
@@ -340,6 +341,22 @@ def test_beside_decoding_rows_the_weights_are_read_anyway() -> None:
         done(pace, prefill_tokens=tokens, prefill_s=0.0014 * tokens, decode_s=0.15)
     assert 0.0014 * tokens == pytest.approx(LEAST_SHARE * 0.15, rel=0.1)
     assert pace.budget(prefilling=1, decoding=0) == alone
+
+
+SIZES = {Work.IMAGES: IMAGE_LIMITS, Work.SCORING: ChunkLimits(4096), Work.LOOK_AHEAD: ChunkLimits(1024, quantum=1)}
+
+
+@pytest.mark.parametrize(("work", "piece"), [(Work.IMAGES, 200), (Work.SCORING, 16), (Work.LOOK_AHEAD, 8)])
+def test_beside_decoding_rows_pieces_of_one_size_grow(work: Work, piece: int) -> None:
+    """Layers of images of one size are equal pieces, and so are chunks of a long prompt: they show no overhead."""
+    pace, pieces = PrefillBudget(512, others=SIZES), [1]
+    for _ in range(40):
+        pace.observe(
+            pace.charge(pieces[-1] * piece, decoding=4, work=work), prefill_s=0.001 * pieces[-1], decode_s=0.01
+        )
+        pieces.append(pace.budget(prefilling=1, decoding=4, work=work) // piece)
+    assert max(pieces[:8]) == int(LEAST_SHARE * 0.01 / 0.001)
+    assert sum(pieces) >= 2 * len(pieces)
 
 
 def test_a_budget_is_never_above_what_a_step_may_take() -> None:

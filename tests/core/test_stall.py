@@ -85,6 +85,16 @@ def test_the_ends_of_long_prompts_are_no_longer_than_their_chunks(name: str) -> 
     assert run.kept >= 0.7
 
 
+@pytest.mark.parametrize("name", ["slow host", "large", "in sizes"])
+def test_images_that_come_at_once_leave_rows_their_gaps_and_take_what_is_left(name: str) -> None:
+    """P3: layers of images that are alike are pieces of one size, and grow all the same."""
+    machine = replace(MACHINES[name], noise=0.1, layer_s=0.1 * MACHINES[name].decode_s)
+    runs = [stall(machine, prompt=1050, prompts=8, image=1024, decoders=8, seed=seed) for seed in range(2)]
+    assert all(run.kept >= 0.7 for run in runs)
+    assert all(run.gap_ratio <= 2.0 for run in runs)
+    assert all(run.ttft_s <= 2.8 * run.ideal_s for run in runs)
+
+
 @pytest.mark.parametrize("other", [480, 30])
 @pytest.mark.parametrize("name", ["small", "slow host", "quick host", "in sizes", "bent"])
 def test_prompts_of_some_length_that_come_one_by_one_go_in_at_once(name: str, other: int) -> None:

@@ -174,11 +174,12 @@ class PrefillBudget:
 
     def _chunk(self, cost: ChunkCost, limits: ChunkLimits) -> int:
         """The tokens of a chunk beside decoding sequences: worth one step's credit, or WORTH_BESIDE overheads where
-        that is not too long. Some chunks are half as large, as equal sizes do not show the overhead."""
+        that is not too long. Some chunks are half as large, every other one until sizes have differed: equal ones do
+        not show the overhead."""
         overhead, _ = cost.line()
         worth_s = max(self._share * self._times.decode_s, WORTH_BESIDE * overhead)
         chunk = limits.clamp(cost.tokens(min(worth_s, self._longest_s(overhead))))
-        smaller = not cost.told_apart or self._chunks % SMALLER_EACH == 0
+        smaller = self._chunks % (SMALLER_EACH if cost.told_apart else 2) == 0
         return limits.whole(max(1, chunk // 2)) if smaller and limits.quantum <= MIN_CHUNK else chunk
 
     def _longest_s(self, overhead: float) -> float:
