@@ -77,7 +77,7 @@ class ServedModel:
             sampling=text.default_sampling,
             grammars=can is None or can.grammars,
             no_images=self._no_images(text, can),
-            spec_prefill=can is not None and bool(can.steps.spec_prefill.scorer),
+            spec_prefill=can is None or bool(can.steps.spec_prefill.scorer),
         )
 
     def _no_images(self, text: TextView, can: Capabilities | None) -> str:

@@ -18,10 +18,11 @@ class WorkerLimits(msgspec.Struct, frozen=True):
     vocabulary: int
     context: int
     max_tokens: int | None
+    spec_prefill: bool
 
     @classmethod
     def of(cls, limits: Limits) -> WorkerLimits:
-        return cls(limits.vocabulary, limits.context, limits.max_tokens)
+        return cls(limits.vocabulary, limits.context, limits.max_tokens, limits.spec_prefill)
 
     def with_model(self, model: TextModel) -> Limits:
         """Return the whole limits, in the worker."""
@@ -31,4 +32,5 @@ class WorkerLimits(msgspec.Struct, frozen=True):
             max_tokens=self.max_tokens,
             eos_token_ids=model.eos_token_ids,
             sampling=model.default_sampling,
+            spec_prefill=self.spec_prefill,
         )
