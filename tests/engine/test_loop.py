@@ -11,6 +11,7 @@ import pytest
 from tests.support.faults import Faults, FaultyRunner, plain
 from treadle.cache.prefix_index import PrefixIndex
 from treadle.core import block_budget
+from treadle.core.capabilities import SpecPrefillCapabilities
 from treadle.core.messages import (
     BlocksCleared,
     BlockStored,
@@ -31,8 +32,9 @@ from treadle.core.messages import (
     Submit,
     WatchBlocks,
 )
+from treadle.core.plan import StepResult
 from treadle.core.statistics import RunnerStatistics
-from treadle.engine.loop import JOB_BEAT_S, MAX_FAILING_STEPS, MAX_RELEASE_TRIES, REST_AFTER_S, EngineLoop
+from treadle.engine.loop import BEAT_S, MAX_FAILING_STEPS, MAX_RELEASE_TRIES, REST_AFTER_S, EngineLoop
 from treadle.engine.mailbox import Mailbox
 from treadle.engine.owner import OwnerLimits, scheduler_of, serve
 from treadle.runner.base import RunnerBroken
@@ -262,7 +264,7 @@ def test_steps_that_raise_show_that_the_owner_lives():
     """C4: hung means that no step ends, and these do end."""
     hand = Hand(steps={3: ValueError("slow fault")}).put(ask("a"), ask("b")).step(2)
     hand.said.clear()
-    hand.now = JOB_BEAT_S
+    hand.now = BEAT_S
     hand.step()
     assert [message.outputs for message in hand.said] == [()]  # type: ignore[union-attr]
 
@@ -787,7 +789,7 @@ def test_a_long_job_shows_that_the_owner_lives():
 
     def job(context: Any, args: Any) -> None:
         for _ in range(6):
-            hand.now += JOB_BEAT_S / 2
+            hand.now += BEAT_S / 2
             context.cancelled()
 
     hand.faults.jobs = {"job": job}
@@ -795,6 +797,26 @@ def test_a_long_job_shows_that_the_owner_lives():
     beats = [message for message in hand.said if isinstance(message, StepReport)]
     assert len(beats) == 3
     assert isinstance(hand.said[-1], JobDone)
+
+
+def test_steps_without_outputs_show_that_the_owner_lives(monkeypatch: pytest.MonkeyPatch):
+    """D2: a prompt whose scoring takes longer than a hang is none."""
+    monkeypatch.setattr(FaultyRunner, "match_scored", lambda self, request: 0)
+    can = SpecPrefillCapabilities(scorer="small", keep=0.2, min_tokens=512, longest=4000)
+    hand = Hand(can={"spec_prefill": can})
+    finish = hand.runner.finish
+
+    def slow_finish() -> StepResult:
+        hand.now += BEAT_S
+        return finish()
+
+    monkeypatch.setattr(hand.runner, "finish", slow_finish)
+    hand.put(ask("a", prompt=(1,) * 600)).step(12)
+    assert all(plan.score for plan in hand.runner.plans)
+    finished = len(hand.runner.plans) - hand.loop.scheduler.in_flight
+    assert finished >= 5
+    assert [type(said) for said in hand.said] == [StepReport] * finished
+    assert [output.admitted for output in hand.outputs] == [True]
 
 
 # Rest ------------------------------------------------------------------------------------------------------------

@@ -52,7 +52,7 @@ log = logging.getLogger(__name__)
 
 MAX_FAILING_STEPS = 24
 MAX_RELEASE_TRIES = 3
-JOB_BEAT_S = 1.0
+BEAT_S = 1.0
 REST_AFTER_S = 10.0
 
 
@@ -156,8 +156,8 @@ class EngineLoop:
         self._flush(outputs)
 
     def beat(self) -> None:
-        """Send a heartbeat, at most one every JOB_BEAT_S seconds, while no step finishes."""
-        if self._clock() - self._beat >= JOB_BEAT_S:
+        """Send a heartbeat, at most one every BEAT_S seconds, while nothing else is reported."""
+        if self._clock() - self._beat >= BEAT_S:
             self._report(())
 
     @property
@@ -280,7 +280,10 @@ class EngineLoop:
         now = self._clock()
         self._step_s, self._last_result = now - self._last_result, now
         self._memory = self.runner.statistics()
-        return self.scheduler.apply(plan, result)
+        outputs = self.scheduler.apply(plan, result)
+        if not outputs:  # as where it scores a prompt, or encodes an image
+            self.beat()
+        return outputs
 
     def _recover_start(self, plan: StepPlan, error: Exception) -> tuple[Output, ...]:
         """Recover from a step that could not be started, after finishing the steps before it. If one of those raises
