@@ -22,8 +22,8 @@ def test_a_prediction_is_text_or_parts_of_text(content: Any, expected: str) -> N
     assert read_prediction({"type": "content", "content": content}) == expected
 
 
-def test_no_prediction_is_empty() -> None:
-    assert read_prediction(None) == ""
+def test_null_is_no_prediction() -> None:
+    assert read_prediction(None) is None
 
 
 @pytest.mark.parametrize(

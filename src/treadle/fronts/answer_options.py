@@ -24,7 +24,7 @@ class AnswerOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     `tools_param` is the field that refusals name; `tool_schemas` are the places of the tools' schemas, where those are
     not OpenAI's. `output` is the grammar of an answer without calls. Reasoning is
     ended after `thinking_budget` tokens (None: no limit). `close_at_limit` is that of calls. `prediction` is text that
-    the client expects in the answer."""
+    the client expects in the answer, None where it says nothing."""
 
     tools: tuple[ToolSpec, ...] = ()
     choice: ToolChoice = ToolChoice()
@@ -34,7 +34,7 @@ class AnswerOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     output: OutputGrammar | None = None
     thinking_budget: int | None = None
     close_at_limit: bool = False
-    prediction: str = ""
+    prediction: str | None = None
 
 
 NO_OPTIONS = AnswerOptions()

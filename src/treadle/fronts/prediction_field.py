@@ -15,10 +15,10 @@ TEXT = "text"
 _SHAPE = 'an object, {"type": "content", "content": "..."}'
 
 
-def read_prediction(value: Any) -> str:
-    """Return the expected text; empty where there is none. Raises InvalidRequest with the place."""
+def read_prediction(value: Any) -> str | None:
+    """Return the expected text; None where the field is null. Raises InvalidRequest with the place."""
     if value is None:
-        return ""
+        return None
     require_type(value, Mapping, _SHAPE, PARAM)
     for name in value:
         if name not in ("type", "content"):

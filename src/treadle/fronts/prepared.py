@@ -18,7 +18,7 @@ class Prepared(msgspec.Struct, frozen=True, omit_defaults=True):
     setup of the answers' reader, None where answers are text alone. `optional`: the request can be answered without the
     constraint. `loose_tools` are tools whose arguments are not held to their schema, with the reason. `answering` are
     places of prompts that leave no reasoning open: their sequences have no `thinking`. `prediction` are tokens that the
-    client expects in the answers."""
+    client expects in the answers, None where it says nothing."""
 
     constraint: Constraint | None = None
     thinking: Thinking | None = None
@@ -26,7 +26,7 @@ class Prepared(msgspec.Struct, frozen=True, omit_defaults=True):
     loose_tools: dict[str, str] = {}
     optional: bool = False
     answering: tuple[int, ...] = ()
-    prediction: tuple[int, ...] = ()
+    prediction: tuple[int, ...] | None = None
 
     def without_constraint(self) -> Prepared:
         """Return the values without the constraint, and without reasoning that only the constraint has to know of."""

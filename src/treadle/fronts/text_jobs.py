@@ -190,7 +190,7 @@ def prepared_chat(model: TextModel, options: AnswerOptions, prompt: Sequence[int
 
 def with_prediction(model: TextModel, options: AnswerOptions, prepared: Prepared, most: int) -> Prepared:
     """Return `prepared` with the tokens of the prediction. Raises InvalidRequest for more than `most`."""
-    if not options.prediction:
+    if options.prediction is None:
         return prepared
     try:
         ids = model.encode(options.prediction, add_special_tokens=False, most=most)
@@ -303,7 +303,7 @@ async def tokenize_messages(
     """Return the tokens of a chat, or the images that are needed for them. Raises ContextLengthExceeded for one that is
     too long, InvalidRequest for a grammar, and the template's and tokenizer's own refusals."""
     payload = _encode(turns)
-    size = len(payload) + len(given.options.prediction) + IMAGE_BYTES * len(given.layouts)
+    size = len(payload) + len(given.options.prediction or ()) + IMAGE_BYTES * len(given.layouts)
     with about_grammar(given.options):
         return decode_tokenized(
             await pool.run("messages", _encode(given), payload, tenant=tenant, parsed=size, tokenized=size)
@@ -322,7 +322,7 @@ async def prepare_options(
     """Return the values of a request whose prompt is token ids. The grammar begins behind reasoning that `prompt`
     leaves open; where another server `rendered` it, in the channel of the answer. Raises InvalidRequest for a
     grammar."""
-    if options.output is None and not options.prediction:
+    if options.output is None and options.prediction is None:
         return NOTHING
     given = _encode(TextParams(limits.context, "", options=options))
     with about_grammar(options):

@@ -93,10 +93,10 @@ def _flag(given: Mapping[str, Any], name: str) -> bool | None:
     return value
 
 
-def _prediction(value: Any) -> str:
-    """Return the text that the answer is expected to repeat, given as text or as in the HTTP API."""
+def _prediction(value: Any) -> str | None:
+    """Return the text that the answer is expected to repeat, given as text or as in the HTTP API; None for none."""
     text = value if isinstance(value, str) else read_prediction(value)
-    check_text(text, param="prediction")
+    check_text(text or "", param="prediction")
     return text
 
 

@@ -15,6 +15,7 @@ from tests.support.bytes_text import bytes_text
 HI = [{"role": "user", "content": "hi"}]
 ANSWER = "def f(x): return x"
 EXPECTED = {"type": "content", "content": ANSWER}
+STREAMED: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}
 
 
 def ids(text: str) -> tuple[int, ...]:
@@ -51,12 +52,22 @@ async def test_usage_counts_the_draft_tokens_of_a_request_with_a_prediction() ->
     text = bytes_text()
     async with front(Answers(text, ANSWER, steps=(3,)), text=text) as f:
         whole, plain = await f.chat(prediction=EXPECTED), await f.chat()
-        stream = await f.chat(prediction=EXPECTED, stream=True, stream_options={"include_usage": True})
+        stream = await f.chat(prediction=EXPECTED, **STREAMED)
         drafted = [counts_of(usage) for usage in (whole.json["usage"], stream.events[-2]["usage"])]
         assert drafted[0] == drafted[1]
         assert 0 < drafted[0][0] < len(ids(ANSWER))
         assert plain.json["usage"]["completion_tokens_details"] == {"reasoning_tokens": 0}
         assert whole.json["choices"] == plain.json["choices"]
+
+
+@pytest.mark.parametrize("content", ["", [], [{"type": "text", "text": ""}]])
+@in_loop
+async def test_usage_counts_draft_tokens_also_where_nothing_is_expected(content: Any) -> None:
+    """A client that edits an empty file reads the same fields as others."""
+    async with front() as f:
+        prediction = {"type": "content", "content": content}
+        whole, stream = await f.chat(prediction=prediction), await f.chat(prediction=prediction, **STREAMED)
+        assert counts_of(whole.json["usage"]) == counts_of(stream.events[-2]["usage"]) == (0, 0)
 
 
 @pytest.mark.parametrize(("stop", "counts"), [("d", (1, 2)), ("f(", (5, 1)), ("x)", (6, 0))])

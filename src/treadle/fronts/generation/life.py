@@ -65,7 +65,7 @@ class Choices:
         scored, kept = (sum(kind) for kind in zip(*self._sparse_tokens, strict=True))
         if scored:
             usage = replace(usage, scored_tokens=scored, kept_tokens=kept)
-        if not self._choices[0].generation.request.prediction:
+        if self._choices[0].generation.request.prediction is None:
             return usage
         counts = [choice.draft_tokens for choice in self._choices]
         accepted, rejected = (sum(kind) for kind in zip(*counts, strict=True))

@@ -217,8 +217,9 @@ class _Row:
     def _begun_prediction(self, generated: int, most: int) -> Sequence[int]:
         """Return more of the prediction where the answer, too short for a look-up, begins like it."""
         request = self.row.request
-        if generated < N and request.prediction[:generated] == tuple(self.row.tokens[len(request.prompt) :]):
-            return request.prediction[generated : generated + most]
+        expected = request.prediction or ()
+        if generated < N and expected[:generated] == tuple(self.row.tokens[len(request.prompt) :]):
+            return expected[generated : generated + most]
         return ()
 
     def _longest(self, generated: int) -> tuple[Sequence[int], int, int]:
@@ -247,7 +248,7 @@ class _Row:
         self._generated.extend(tokens, len(tokens) - 1)
         for end in self._generated.ends(key):
             yield tokens, end
-        if self._prediction is not None:
+        if self._prediction is not None and request.prediction is not None:
             for end in self._prediction.ends(key):
                 yield request.prediction, end
         for end in self._prompt.ends(key):
