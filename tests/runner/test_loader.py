@@ -186,6 +186,29 @@ def test_a_quantization_that_is_mixed_is_told(folder: Path, tmp_path: Path) -> N
     assert load(mixed).details["quantization"] == "4 bits, groups of 32, some layers otherwise"
 
 
+@pytest.mark.parametrize(
+    ("stored", "said"),
+    [
+        ({"bits": 8}, {"bits": 4}),
+        ({"bits": 4}, {"group_size": 64}),
+        ({"bits": 4, "mode": "mxfp4"}, {"mode": "affine"}),
+        ({"bits": 4, "mode": "nvfp4", "group_size": 16}, {"mode": "mxfp4", "group_size": 32}),
+    ],
+)
+def test_the_quantization_that_is_told_is_that_of_the_tensors(
+    folder: Path, tmp_path: Path, stored: dict[str, Any], said: dict[str, Any]
+) -> None:
+    """mlx-lm reads them as they are, whatever config.json says."""
+    honest = converted(folder, tmp_path / "honest", **stored)
+    lying = shutil.copytree(honest, tmp_path / "lying")
+    edit_config(lying, quantization={**json.loads((lying / "config.json").read_text())["quantization"], **said})
+    model, lied = load(honest), load(lying)
+    assert model.details["quantization"] == lied.details["quantization"]
+    assert lied.details["quantization"].startswith(f"{stored['bits']} bits, groups of {stored.get('group_size', 32)}")
+    tokens = mx.array([[10, 20, 30]])
+    assert mx.array_equal(lied.module(tokens), model.module(tokens))
+
+
 def test_other_devices_keep_the_models_dtype(folder: Path, tmp_path: Path) -> None:
     from treadle.runner.mlxlm import connect
 

@@ -38,7 +38,7 @@ from .headless import is_headless
 from .load_errors import check_tensors, check_windows, model_errors
 from .model import LoadedModel
 from .probe import Probe, probe
-from .weights import dtype_of, for_device, read_weights
+from .weights import dtype_of, for_device, quantization_of, read_weights
 
 _log = logging.getLogger(__name__)
 
@@ -226,7 +226,7 @@ def _step_kernels(found: Probe, device: str, policy: KernelPolicy) -> _StepKerne
 @dataclass(frozen=True)
 class _Read:
     """A model with its weights in memory. `unscaled` is the kind of scaled positions that its configuration asks for
-    and that it lacks; empty where it lacks none."""
+    and that it lacks; empty where it lacks none. `quantization` is how its weights are stored."""
 
     module: Any
     config: dict[str, Any]
@@ -235,6 +235,7 @@ class _Read:
     dtype: str
     headless: bool
     unscaled: str
+    quantization: str
 
 
 def _read(library: MlxLm, folder: Path, kind: str) -> _Read:
@@ -244,16 +245,17 @@ def _read(library: MlxLm, folder: Path, kind: str) -> _Read:
     check_windows(library, module, config, folder)
     unscaled = library.ignored_scaling(module, config)
     parameters = library.parameters(module)
+    quantization = quantization_of(module)
     module = for_device(module, library, parameters, kind)
     weight_bytes = read_weights(module, folder, kind)
-    return _Read(module, config, parameters, weight_bytes, dtype_of(module), headless, unscaled)
+    return _Read(module, config, parameters, weight_bytes, dtype_of(module), headless, unscaled, quantization)
 
 
 def _about(device: str, library: MlxLm, read: _Read, assumed: bool, name: str) -> dict[str, str]:
     """Details for people about the model and its libraries, without empty ones; with a warning where its positions are
     not those of its configuration."""
     lines = {"device": device, "mlx": version_of("mlx") or "unknown", "mlx-lm": library.version}
-    lines["quantization"] = _quantization(read.config)
+    lines["quantization"] = read.quantization
     if read.config.get("quantize_activations"):
         lines["activations"] = "not quantized, though config.json asks for it"
     lines["context"] = "not in config.json: assumed" if assumed else ""
@@ -288,16 +290,3 @@ def _context(config: Mapping[str, Any], asked: int | None, folder: Path) -> tupl
             f"`context` is {asked}, and {folder.name} is made for {own} tokens: give at most that", param="context"
         )
     return asked, False
-
-
-def _quantization(config: Mapping[str, Any]) -> str:
-    """Quantization of the weights, in words; empty where there is none."""
-    stored = config.get("quantization")
-    if not isinstance(stored, Mapping) or "bits" not in stored:
-        return ""
-    parts = [f"{stored['bits']} bits", f"groups of {stored.get('group_size', '?')}"]
-    if (mode := stored.get("mode", "affine")) != "affine":
-        parts.append(str(mode))
-    if any(isinstance(own, Mapping | bool) for own in stored.values()):
-        parts.append("some layers otherwise")
-    return ", ".join(parts)

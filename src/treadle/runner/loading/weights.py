@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,27 @@ def weight_bytes(module: Any) -> int:
 
 def _arrays(module: Any) -> list[Any]:
     return [array for _, array in tree_flatten(module.parameters())]
+
+
+def quantization_of(module: Any) -> str:
+    """Quantization that most of the quantized layers have, in words; empty where there is none. A configuration may say
+    another: mlx-lm goes by the tensors."""
+    kinds: Counter[tuple[int, int, str]] = Counter()
+    plain = False
+    for layer in module.modules():
+        if hasattr(layer, "bits"):
+            kinds[layer.bits, layer.group_size, getattr(layer, "mode", "affine")] += 1
+        else:
+            plain = plain or hasattr(layer, "to_quantized")
+    if not kinds:
+        return ""
+    ((bits, group, mode), _), *others = kinds.most_common()
+    parts = [f"{bits} bits", f"groups of {group}"]
+    if mode != "affine":
+        parts.append(mode)
+    if others or plain:
+        parts.append("some layers otherwise")
+    return ", ".join(parts)
 
 
 def dtype_of(module: Any) -> str:
