@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import threading
 from collections.abc import Callable
@@ -207,6 +208,31 @@ def test_the_quantization_that_is_told_is_that_of_the_tensors(
     assert lied.details["quantization"].startswith(f"{stored['bits']} bits, groups of {stored.get('group_size', 32)}")
     tokens = mx.array([[10, 20, 30]])
     assert mx.array_equal(lied.module(tokens), model.module(tokens))
+
+
+@pytest.mark.parametrize(
+    ("mode", "name", "dtype", "wanted"),
+    [
+        ("affine", "weight", mx.int32, "uint32"),
+        ("affine", "scales", mx.int32, "numbers with a fraction"),
+        ("affine", "biases", mx.uint8, "numbers with a fraction"),
+        ("mxfp4", "scales", mx.float32, "uint8"),
+    ],
+)
+def test_quantized_tensors_of_another_type_are_refused(
+    folder: Path, tmp_path: Path, mode: str, name: str, dtype: mx.Dtype, wanted: str
+) -> None:
+    """MLX computes with scales of any type."""
+    broken = converted(folder, tmp_path / "broken", bits=4, mode=mode)
+    own = {"bits": 4, "group_size": 32, "mode": mode}
+    edit_config(broken, quantization={**own, "lm_head": own})
+    tensors: Any = mx.load(str(broken / "model.safetensors"))
+    tensors[f"lm_head.{name}"] = tensors[f"lm_head.{name}"].astype(dtype)
+    mx.save_safetensors(str(broken / "model.safetensors"), tensors, metadata={"format": "mlx"})
+    stored = str(dtype).removeprefix("mlx.core.")
+    words = f"lm_head.{name} is stored as {stored}, where MLX's quantization ({mode}) has {wanted}: download it again"
+    with pytest.raises(ModelError, match=re.escape(words)):
+        load(broken)
 
 
 def test_other_devices_keep_the_models_dtype(folder: Path, tmp_path: Path) -> None:

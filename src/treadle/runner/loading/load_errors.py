@@ -104,18 +104,31 @@ def _shape(text: str) -> tuple[int, ...]:
 
 
 def check_tensors(module: Any, folder: Path) -> None:
-    """Raise ModelError where a layer without quantization has integers for weights, such as the bytes of FP8: mlx-lm
-    computes with them."""
+    """Raise ModelError where a layer's tensors are of a type that they can't have: a layer without quantization has
+    integers for weights, such as the bytes of FP8, or a quantized one, say, integers for scales: mlx-lm computes with
+    them."""
     for path, layer in module.named_modules():
-        if hasattr(layer, "bits") or not _SCALES.isdisjoint(layer):
+        quantized = hasattr(layer, "bits")
+        if not quantized and not _SCALES.isdisjoint(layer):
             continue
+        mode = getattr(layer, "mode", "affine")
+        packed = {"weight": mx.uint32, **({} if mode == "affine" else {"scales": mx.uint8})} if quantized else {}
         for name, value in layer.items():
-            if isinstance(value, mx.array) and not name.startswith("_") and not mx.issubdtype(value.dtype, mx.inexact):
-                kind = str(value.dtype).removeprefix("mlx.core.")
-                raise ModelError(
-                    f"{folder} can't be loaded: {path}.{name} is stored as {kind}, the format of another program, and "
-                    f"has no scales that mlx-lm reads: {_OTHER_VERSION}"
-                )
+            if not isinstance(value, mx.array) or name.startswith("_"):
+                continue
+            wanted = packed.get(name)
+            if mx.issubdtype(value.dtype, mx.inexact) if wanted is None else value.dtype == wanted:
+                continue
+            if quantized:
+                named = "numbers with a fraction" if wanted is None else _named(wanted)
+                how = f"where MLX's quantization ({mode}) has {named}: {_AGAIN}"
+            else:
+                how = f"the format of another program, and has no scales that mlx-lm reads: {_OTHER_VERSION}"
+            raise ModelError(f"{folder} can't be loaded: {path}.{name} is stored as {_named(value.dtype)}, {how}")
+
+
+def _named(dtype: Any) -> str:
+    return str(dtype).removeprefix("mlx.core.")
 
 
 def check_windows(library: MlxLm, module: Any, config: Mapping[str, Any], folder: Path) -> None:
