@@ -162,6 +162,24 @@ def test_quantized_models_run_and_are_unpacked_on_the_cpu_when_there_is_room(
     assert run_alone(ModelRunner(model), request)[0] == int(logits.argmax())
 
 
+@pytest.mark.parametrize("room", [True, False])
+def test_experts_with_a_scale_each_are_unpacked_on_the_cpu_with_it(
+    tmp_path: Path, room: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """mlx-lm's way to dequantize forgets the scales, and its layers have no code for them on CPUs."""
+    folder = make_tiny(tmp_path / "experts", architecture="qwen3_moe")
+    way = {"bits": 4, "group_size": 16, "mode": "nvfp4"}
+    plain, scaled = (
+        converted(folder, tmp_path / str(own), **way, quant_predicate=lambda path, _: "switch_mlp" in path, **more)
+        for own, more in ((False, {}), (True, {"global_scale": True}))
+    )
+    monkeypatch.setattr(memory, "host_available_bytes", lambda: 1 << 30 if room else 600_000)
+    tokens = mx.array([[10, 20, 30]])
+    exact, expected, found = (load(one).module(tokens) for one in (folder, plain, scaled))
+    noise, usual = (float(mx.abs(one - exact).max()) for one in (found, expected))
+    assert noise < 2 * usual
+
+
 @pytest.mark.parametrize(("mode", "bits", "group"), [("nvfp4", 4, 16), ("mxfp8", 8, 32), ("affine", 4, 32)])
 def test_activations_are_not_quantized_and_status_says_so(
     folder: Path, tmp_path: Path, mode: str, bits: int, group: int

@@ -22,6 +22,7 @@ def for_device(module: Any, library: MlxLm, parameters: int, kind: str) -> Any:
     """
     if kind != "cpu":
         return module
+    module = library.without_expert_scales(module)
     if 2 * 4 * parameters <= mem.host_available_bytes():
         module = library.dequantize(module)
     module.set_dtype(mx.float32)

@@ -21,6 +21,7 @@ from ..weight_files import tensors_to_load
 from .caches import Caches
 from .compatibility import problems
 from .eagle import EagleShape, load_eagle
+from .expert_scales import without_expert_scales
 from .fp8 import dequantizing, is_scaled
 from .hooks import Selection, reading_others, routed, select, without_head
 from .latent import by_heads
@@ -103,9 +104,13 @@ class MlxLm:
         """The kind of scaled rotary positions that `config` asks for and `model` lacks; empty where it lacks none."""
         return ignored(model, config)
 
+    def without_expert_scales(self, model: Any) -> Any:
+        """`model` with experts dequantized that have a scale each, for devices without code for these."""
+        return without_expert_scales(model)
+
     def dequantize(self, model: Any) -> Any:
         """`model` with its quantized layers dequantized."""
-        return self._utils.dequantize_model(model)
+        return self._utils.dequantize_model(without_expert_scales(model))
 
     def parameters(self, model: Any) -> int:
         """Number of the model's parameters, quantized ones counted as before quantization."""
