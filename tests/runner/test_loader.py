@@ -197,6 +197,18 @@ def test_activations_are_not_quantized_and_status_says_so(
     assert mx.array_equal(model.module(tokens), without.module(tokens))
 
 
+def test_activations_of_single_layers_are_not_quantized_either(folder: Path, tmp_path: Path) -> None:
+    plain = converted(folder, tmp_path / "plain", bits=4, group_size=16, mode="nvfp4")
+    asked = shutil.copytree(plain, tmp_path / "asked")
+    way = {"bits": 4, "group_size": 16, "mode": "nvfp4"}
+    edit_config(asked, quantization={**way, "lm_head": {**way, "quantize_input": True}})
+    without, model = load(plain), load(asked)
+    assert model.details["activations"] == "not quantized, though config.json asks for it"
+    assert model.details["quantization"] == without.details["quantization"]
+    tokens = mx.array([[10, 20, 30]])
+    assert mx.array_equal(model.module(tokens), without.module(tokens))
+
+
 def test_a_quantization_that_is_mixed_is_told(folder: Path, tmp_path: Path) -> None:
     own = {"bits": 8, "group_size": 64}
     mixed = converted(

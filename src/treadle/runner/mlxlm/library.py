@@ -34,6 +34,7 @@ from .scaled_rotations import ignored, scaling
 from .text_types import classes
 
 MODULES = ("mlx_lm.utils", "mlx_lm.models.cache", "mlx_lm.models.base", "mlx_lm.models.rope_utils")
+_INPUTS = "quantize_input"
 
 
 class MlxLm:
@@ -57,6 +58,8 @@ class MlxLm:
             changed["tie_word_embeddings"] = False
         if asked := said.get("quantize_activations"):
             changed["quantize_activations"] = False
+        if _quantizes_inputs(said):
+            asked, changed["quantization"] = True, _without_inputs(said["quantization"])
         more: dict[str, Any] = {"model_config": changed} if changed else {}
         more["get_model_classes"] = partial(self._classes_of, stored, others=others, headless=headless)
         model, config = self._utils.load_model(folder, lazy=True, strict=True, trust_remote_code=False, **more)
@@ -279,6 +282,21 @@ def connect() -> MlxLm:
         )
     utils, cache, base, _ = (modules[name] for name in MODULES)
     return MlxLm(utils, cache, base, version)
+
+
+def _quantizes_inputs(config: Mapping[str, Any]) -> bool:
+    """Whether entries of single layers ask for quantized activations."""
+    stored = config.get("quantization")
+    entries = stored.values() if isinstance(stored, Mapping) else ()
+    return any(isinstance(own, Mapping) and own.get(_INPUTS) for own in entries)
+
+
+def _without_inputs(stored: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a quantization whose layers quantize their weights alone."""
+    return {
+        name: {key: value for key, value in own.items() if key != _INPUTS} if isinstance(own, Mapping) else own
+        for name, own in stored.items()
+    }
 
 
 def _install() -> str:
