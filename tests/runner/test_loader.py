@@ -209,6 +209,14 @@ def test_activations_of_single_layers_are_not_quantized_either(folder: Path, tmp
     assert mx.array_equal(model.module(tokens), without.module(tokens))
 
 
+def test_a_key_of_a_quantized_layer_that_mlx_does_not_know_is_named(folder: Path, tmp_path: Path) -> None:
+    broken = converted(folder, tmp_path / "broken", bits=4)
+    way = {"bits": 4, "group_size": 32}
+    edit_config(broken, quantization={**way, "lm_head": {**way, "symmetric": True}, "model.embed_tokens": way})
+    with pytest.raises(ModelError, match=r"broken \(quantization of lm_head has symmetric, unknown to MLX\)"):
+        load(broken)
+
+
 def test_a_quantization_that_is_mixed_is_told(folder: Path, tmp_path: Path) -> None:
     own = {"bits": 8, "group_size": 64}
     mixed = converted(

@@ -22,6 +22,7 @@ _SCALES = {"scales", "weight_scale"}
 _WRONG_SHAPE = re.compile(r"Expected shape \(([\d, ]*)\) but received shape \(([\d, ]*)\) for parameter (\S+)")
 _MISSING = re.compile(r"Missing (\d+) parameters:\s+([^\s,]+)")
 _SURPLUS = re.compile(r"Received (\d+) parameters not in model:\s+([^\s,]+(?:[\s,]+[^\s,]+){0,2})")
+_UNKNOWN_KEY = re.compile(r"to_quantized\(\) got an unexpected keyword argument '(\w+)'")
 _DEVICE_FAULT = re.compile(r"\bcu(da)?[A-Z]\w+\(.*failed|illegal memory access|misaligned address", re.IGNORECASE)
 _AGAIN = "download it again, or use another model"
 _OTHER_VERSION = "use a version in MLX's layout, such as one of mlx-community, or one that is not quantized"
@@ -62,6 +63,8 @@ def _explained(error: Exception, folder: Path, library: MlxLm | None) -> str:
         return f"its config.json is broken ({', '.join(odd)}): {_AGAIN}"
     if "not supported" in line and "Model type" in line:
         return f"{line} This version of mlx-lm does not know the architecture: choose another model"
+    if unknown := _unknown_keys(line, config):
+        return f"its config.json is broken ({', '.join(unknown)}, unknown to MLX): {_AGAIN}"
     if isinstance(error, ZeroDivisionError) and (found := zeros(config)):
         return f"its config.json is broken: a number can't be zero ({', '.join(found)}): {_AGAIN}"
     if names := _unknown_names(folder, config):
@@ -76,6 +79,18 @@ def _explained(error: Exception, folder: Path, library: MlxLm | None) -> str:
         how = _disagreement(str(error), config) or f", or are not MLX's: {line}; {_AGAIN}"
         return f"its weights and its config.json do not agree{how}"
     return f"its config.json does not fit its architecture ({type(error).__name__}: {line}): {_AGAIN}"
+
+
+def _unknown_keys(line: str, config: Mapping[str, Any]) -> list[str]:
+    """Entries of the quantization with the key that a layer did not take."""
+    key, stored = _UNKNOWN_KEY.search(line), config.get("quantization")
+    if key is None or not isinstance(stored, Mapping):
+        return []
+    return [f"quantization of {name} has {key[1]}" for name, own in stored.items() if _has(own, key[1])]
+
+
+def _has(entry: Any, key: str) -> bool:
+    return isinstance(entry, Mapping) and key in entry
 
 
 def _unknown_names(folder: Path, config: Mapping[str, Any]) -> list[str]:
