@@ -6,11 +6,13 @@ import json
 import sys
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
 from tests.runner.families import make_family
+from tests.support.architectures import config_of, make_folder
 from tests.support.tiny import make_tiny
 from treadle.cli.device_probe import ProbeRequest, ProbeResult, probe
 from treadle.runner.build import build
@@ -147,6 +149,34 @@ def test_a_budget_beyond_what_the_weights_leave_fails(tmp_path: Path) -> None:
     request = ProbeRequest(folder=str(make_tiny(tmp_path)), memory=1 << 50, threads=1, spelling={"memory": "--memory"})
     part = probe(request).parts["model"]
     assert part["error"].startswith("--memory is 1024.0 TiB, and ")
+
+
+@pytest.mark.parametrize(
+    ("architecture", "served", "options", "error"),
+    [
+        ("llama", "llama", {}, ""),
+        ("llama", "llama", {"added": ("<x>",)}, "has other tokens"),
+        ("llama", "llama", {"context": 519}, "has 511 tokens, so none would be scored: give less"),
+        ("mamba", "llama", {}, "it has no layer with attention to all tokens"),
+        ("llama", "deepseek_v41", {}, "a prompt of the served model can't be prefilled in part: the "),
+    ],
+)
+def test_a_scorer_is_compared(
+    tmp_path: Path, architecture: str, served: str, options: dict[str, Any], error: str
+) -> None:
+    tiny = make_tiny(tmp_path / "tiny", layers=1, **options)
+    folders = []
+    for name, family in (("scorer", architecture), ("model", served)):
+        if family == "llama":
+            folders.append(tiny if name == "scorer" else make_tiny(tmp_path / name))
+            continue
+        folders.append(make_folder(tmp_path / name, config_of(family)))
+        for file in ("tokenizer.json", "tokenizer_config.json"):
+            (folders[-1] / file).write_bytes((tiny / file).read_bytes())
+    request = ProbeRequest(folder=str(folders[1]), scorer=str(folders[0]), scored_min=512)
+    part = probe(request).parts["scorer"]
+    assert error in part.get("error", ""), part
+    assert part.get("architecture") == (None if error else "llama")
 
 
 @pytest.mark.parametrize(

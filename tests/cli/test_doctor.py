@@ -12,7 +12,7 @@ import pytest
 
 import treadle
 from tests.support.tiny import make_tiny
-from treadle.cli import doctor
+from treadle.cli import doctor, scorer_fit
 from treadle.cli.device_probe import ProbeRequest, ProbeResult
 from treadle.config import Settings
 from treadle.errors import StartFailed
@@ -226,9 +226,37 @@ def test_a_draft_model_fits_or_fails(
     assert probe.request.draft == str(draft)
 
 
+@pytest.mark.parametrize(
+    ("part", "mark", "says", "fix"),
+    [
+        (DRAFT, "ok", "fits: the same tokens", None),
+        ({"error": "other: give a smaller model ..."}, "fail", "other", scorer_fit.CURE),
+        ({"error": "none is scored: give less, or none"}, "fail", "none is scored", "give less, or none"),
+    ],
+)
+def test_a_scorer_fits_or_fails(
+    capsys: pytest.CaptureFixture[str],
+    folder: Path,
+    tmp_path: Path,
+    part: dict[str, Any],
+    mark: str,
+    says: str,
+    fix: str | None,
+) -> None:
+    scorer, probe = make_tiny(tmp_path / "scorer"), Asked(scorer=part)
+    code, plain = report(capsys, probe, folder, spec_prefill=str(scorer), spec_prefill_min=600)
+    assert code == (mark == "fail")
+    found = plain["sections"]["Model"]["scorer"]
+    assert (found["mark"], found.get("fix")) == (mark, fix)
+    assert says in found["value"]
+    assert "give" not in found["value"]
+    assert probe.request is not None
+    assert (probe.request.scorer, probe.request.scored_min) == (str(scorer), 600)
+
+
 def test_without_a_draft_model_there_is_no_word_of_one(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
     _, plain = report(capsys, Asked(), folder)
-    assert "draft model" not in plain["sections"]["Model"]
+    assert plain["sections"]["Model"].keys().isdisjoint(("draft model", "scorer"))
 
 
 def test_a_slow_blas_only_warns(capsys: pytest.CaptureFixture[str], folder: Path) -> None:

@@ -3,8 +3,8 @@
     python -m treadle.cli.device_probe REQUEST
 
 REQUEST is JSON. The child writes one JSON line for each part of the result as soon as it is known: `blas`, `mlx`,
-`mlx-lm` and, with a model folder, `text` (not of a sketch), `model` and, with a draft model's, `draft`; the first
-missing part names the place of a crash. Its standard output holds nothing else.
+`mlx-lm` and, with a model folder, `text` (not of a sketch), `model` and, with a draft model's, `draft`, and with a
+scorer's, `scorer`; the first missing part names the place of a crash. Its standard output holds nothing else.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ _COMMAND = (sys.executable, "-m", "treadle.cli.device_probe")
 
 class ProbeRequest(msgspec.Struct, frozen=True):
     """Input of the probe. `folder` is a checked model folder, or None for the device alone. A `sketch` of a folder has
-    no tokenizer to load. `draft` is the folder of a draft model."""
+    no tokenizer to load. `draft` is the folder of a draft model, `scorer` that of one which
+    scores prompts of `scored_min` tokens or more."""
 
     folder: str | None = None
     threads: int | None = None
@@ -49,6 +50,8 @@ class ProbeRequest(msgspec.Struct, frozen=True):
     reasoning_parser: str = "auto"
     sketch: bool = False
     draft: str | None = None
+    scorer: str | None = None
+    scored_min: int = 8192
     spelling: dict[str, str] = {}
 
 
@@ -113,7 +116,8 @@ def _names(request: ProbeRequest) -> tuple[str, ...]:
         return DEVICE_PARTS
     if request.sketch:
         return DEVICE_PARTS + MODEL_PARTS[1:]
-    return (*DEVICE_PARTS, *MODEL_PARTS, *(() if request.draft is None else ("draft",)))
+    others = {"draft": request.draft, "scorer": request.scorer}
+    return (*DEVICE_PARTS, *MODEL_PARTS, *(name for name, folder in others.items() if folder is not None))
 
 
 def _is_last(name: str, part: Mapping[str, Any]) -> bool:
@@ -248,6 +252,15 @@ def _draft(request: ProbeRequest, known: Mapping[str, Any]) -> dict[str, Any]:
     return msgspec.structs.asdict(found)
 
 
+def _scorer(request: ProbeRequest, known: Mapping[str, Any]) -> dict[str, Any]:
+    from .scorer_fit import scorer_fit
+
+    if "error" in known["model"]:
+        raise ModelError("it can't be compared with a model that would not run")
+    found = scorer_fit(request, known["model"], known["mlx"]["kind"], known["mlx"]["usable_bytes"])
+    return msgspec.structs.asdict(found)
+
+
 _PARTS: dict[str, Callable[[ProbeRequest, Mapping[str, Any]], dict[str, Any]]] = {
     "blas": _blas,
     "mlx": _mlx,
@@ -255,6 +268,7 @@ _PARTS: dict[str, Callable[[ProbeRequest, Mapping[str, Any]], dict[str, Any]]] =
     "text": _text,
     "model": _model,
     "draft": _draft,
+    "scorer": _scorer,
 }
 
 

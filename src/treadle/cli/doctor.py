@@ -17,7 +17,7 @@ from ..config import Settings
 from ..errors import StartFailed
 from ..runner.device import blas
 from ..units import count, size
-from . import machine, model_location
+from . import machine, model_location, scorer_fit
 from .device_probe import Probe, ProbeRequest, ProbeResult, probe
 from .draft_fit import CURE
 from .findings import Finding, Findings, Mark, show
@@ -32,6 +32,7 @@ _STAGES = {
     "text": "the model's tokenizer",
     "model": "the model's architecture",
     "draft": "the draft model",
+    "scorer": "the scorer",
 }
 
 
@@ -105,6 +106,7 @@ def examine(settings: Settings, probe: Probe = probe) -> Findings:
                 *_text(result),
                 *_prospects(settings, location, result),
                 *_draft(settings, location, result),
+                *_scorer(settings, location, result),
             )
         )
 
@@ -123,6 +125,8 @@ def _probe_request(settings: Settings, location: ModelLocation) -> ProbeRequest:
         reasoning_parser=settings.reasoning_parser,
         sketch=location.sketch,
         draft=None if location.draft is None else str(location.draft),
+        scorer=None if location.scorer is None else str(location.scorer),
+        scored_min=settings.spec_prefill_min,
         spelling=dict(settings.spelling),
     )
 
@@ -243,19 +247,30 @@ def _prospects(settings: Settings, location: ModelLocation, result: ProbeResult)
 
 def _draft(settings: Settings, location: ModelLocation, result: ProbeResult) -> list[Finding]:
     """Return the finding of the draft model: whether it fits. One that the start would refuse is a failure."""
-    name = "draft model"
-    if location.sketch and settings.draft is not None:
-        value = f"{settings.draft} is compared once the model is on this disk"
+    return _second("draft model", settings.draft, settings, location, result.parts.get("draft"), CURE)
+
+
+def _scorer(settings: Settings, location: ModelLocation, result: ProbeResult) -> list[Finding]:
+    """Return the finding of the scorer, like that of the draft model."""
+    part = result.parts.get("scorer")
+    return _second("scorer", settings.spec_prefill, settings, location, part, scorer_fit.CURE)
+
+
+def _second(
+    name: str, model: str | None, settings: Settings, location: ModelLocation, part: Mapping[str, Any] | None, cure: str
+) -> list[Finding]:
+    if location.sketch and model is not None:
+        value = f"{model} is compared once the model is on this disk"
         return [Finding(MODEL, name, value, Mark.WARN, f"{installation.command()} pull {settings.model}")]
-    part = result.parts.get("draft")
     if part is None:
         return []
     if "error" in part:
         reason, *_ = part["error"].split(": give a smaller model")  # of the start, whose cure is the same
-        return [Finding(MODEL, name, reason, Mark.FAIL, CURE, part)]
+        reason, less, own = reason.partition(": give less")
+        return [Finding(MODEL, name, reason, Mark.FAIL, f"give less{own}" if less else cure, part)]
     shape = f"{part['architecture']}, {count(part['parameters'])} parameters, {part['dtype']}"
     same = "sizes" if part["architecture"] == EAGLE else "tokens"
-    value = f"{settings.draft} fits: the same {same}; {shape}, {size(part['weight_bytes'])} in memory"
+    value = f"{model} fits: the same {same}; {shape}, {size(part['weight_bytes'])} in memory"
     return [Finding(MODEL, name, value, facts=part)]
 
 

@@ -20,12 +20,14 @@ MODEL = "Model"
 @dataclass(frozen=True)
 class ModelLocation:
     """`folder` can be examined in place of the model: its own, or the `sketch` of one that is still on the hub; None if
-    there is neither. `draft` is the folder of the draft model, where both are on this disk."""
+    there is neither. `draft` and `scorer` are the folders of the draft model and the scorer, where all are on this
+    disk."""
 
     findings: tuple[Finding, ...]
     folder: Path | None = None
     sketch: bool = False
     draft: Path | None = None
+    scorer: Path | None = None
 
 
 def find(settings: Settings, scratch: Path) -> ModelLocation:
@@ -44,7 +46,8 @@ def find(settings: Settings, scratch: Path) -> ModelLocation:
     except ModelError as error:
         return ModelLocation((Finding(MODEL, "model", error.message, Mark.FAIL),))
     draft = None if folder.draft is None else folder.draft.path
-    return ModelLocation((_found(folder),), folder.path, draft=draft)
+    scorer = None if folder.scorer is None else folder.scorer.path
+    return ModelLocation((_found(folder),), folder.path, draft=draft, scorer=scorer)
 
 
 def _unconverted_demo() -> Finding:

@@ -138,7 +138,10 @@ _OPTIONS: tuple[tuple[str, Any], ...] = (
 SERVE = dict(_OPTIONS)
 """Types of the options of `serve` by parameter name, in the order of the help."""
 
-_DOCTOR = ("revision", "offline", "max_running", "context", "memory", "kv_bits", "threads", "kernels", "draft")
+_DOCTOR = (
+    *("revision", "offline", "max_running", "context", "memory", "kv_bits", "threads", "kernels"),
+    *("draft", "spec_prefill", "spec_prefill_min"),
+)
 DOCTOR = {name: SERVE[name] for name in ("model", "config", *_DOCTOR)}
 """Types of those that `doctor` has too."""
 
