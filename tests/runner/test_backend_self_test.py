@@ -93,7 +93,7 @@ class Raising:
     name, fused, selection, keep_prefixes = "contiguous", False, None, False
 
     def __init__(self, config: Any, error: Exception) -> None:
-        self.least_memory, self.with_memory = config.least_memory, config.with_memory
+        self.least_memory, self.with_memory, self.for_rows = config.least_memory, config.with_memory, config.for_rows
         self._error = error
 
     def build(self, *_: Any) -> Any:

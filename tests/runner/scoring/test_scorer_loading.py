@@ -54,6 +54,15 @@ def test_a_runner_tells_what_it_scores(folders: Path, scorer: ScorerModel) -> No
     assert not build(folders / "target", **OPTIONS).capabilities().steps.spec_prefill.scorer
 
 
+def test_a_model_that_drafts_too_scores_as_long_prompts_as_alone(folders: Path, scorer: ScorerModel) -> None:
+    """It is loaded for the sequences that it drafts for, and scores four at most."""
+    options = {**OPTIONS, "memory": 1 << 24, "max_running": 64}
+    draft = DraftModel(scorer.folder, "small")
+    runner = build(folders / "target", draft=draft, spec_prefill=scorer, **options)
+    assert runner.capabilities().steps.spec_prefill.longest == 504
+    runner.close()
+
+
 def test_a_model_that_drafts_and_scores_is_loaded_once(folders: Path, scorer: ScorerModel) -> None:
     draft = DraftModel(scorer.folder, "small")
     runner = build(folders / "target", draft=draft, spec_prefill=scorer, speculate="draft", **OPTIONS)

@@ -214,6 +214,10 @@ class KvConfig(Protocol):
         """The backend with `budget` bytes of cache memory in place of its own."""
         ...
 
+    def for_rows(self, max_running: int) -> Self:
+        """The backend for `max_running` sequences in place of its own number."""
+        ...
+
     def build(self, module: Any, live: Live, clock: Clock) -> KvBackend:
         """The backend, empty, for `module`; `live` is the registry of sequences."""
         ...

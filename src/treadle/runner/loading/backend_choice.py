@@ -62,6 +62,10 @@ class BackendChoice:
         """This choice with `budget` bytes of cache memory."""
         return replace(self, config=self.config.with_memory(budget), budget=budget)
 
+    def for_rows(self, max_running: int) -> BackendChoice:
+        """This choice for `max_running` sequences."""
+        return replace(self, config=self.config.for_rows(max_running))
+
     def rejection(self, backend: str) -> Rejection | None:
         """The rejection of `backend`; None where it was not rejected."""
         return next((rejection for rejection in self.rejected if rejection.backend == backend), None)

@@ -45,7 +45,7 @@ def load_scorer(
     """
     rows = min(SCORED_ROWS, int(options.get("max_running", SCORED_ROWS)))
     scorer = loaded or load_second(target, wanted, {**options, "max_running": rows}, SCORER, progress)
-    scorer = replace(scorer, name=wanted.name or scorer.name)
+    scorer = replace(scorer, name=wanted.name or scorer.name, choice=scorer.choice.for_rows(rows), max_running=rows)
     least = scorer.choice.config.least_memory(rows).nbytes
     longest = min(target.context, scorer.context) + LOOK_AHEAD + _SPARE_TOKENS
     pair = divided(

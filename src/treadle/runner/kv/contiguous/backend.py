@@ -102,6 +102,9 @@ class ContiguousConfig:
     def with_memory(self, budget: int) -> Self:
         return replace(self, budget=budget, blocks=self.cost.blocks(budget, self.max_running, STEP))
 
+    def for_rows(self, max_running: int) -> Self:
+        return replace(self, max_running=max_running).with_memory(self.budget)
+
     def build(self, module: Any, live: Live, clock: Clock = time.monotonic) -> ContiguousBackend:
         return ContiguousBackend(self, module, live)
 

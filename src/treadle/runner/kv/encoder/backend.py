@@ -43,6 +43,9 @@ class EncoderConfig:
     def with_memory(self, budget: int) -> Self:
         return self
 
+    def for_rows(self, max_running: int) -> Self:
+        return self
+
     def build(self, module: Any, live: Live, clock: Clock = time.monotonic) -> EncoderBackend:
         return EncoderBackend(self, module)
 

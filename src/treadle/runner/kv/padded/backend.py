@@ -69,6 +69,9 @@ class PaddedConfig:
     def with_memory(self, budget: int) -> Self:
         return replace(self, budget=budget)
 
+    def for_rows(self, max_running: int) -> Self:
+        return self
+
     def build(self, module: Any, live: Live, clock: Clock = time.monotonic) -> PaddedBackend:
         return PaddedBackend(self, module, live, clock)
 

@@ -89,6 +89,9 @@ class PagedMemory:
             return replace(self, slots=slots)._with_pages(budget - slots * self.slot_bytes)
         return self._with_pages(budget)
 
+    def for_rows(self, max_running: int) -> Self:
+        return replace(self, max_running=max_running)
+
     def _with_pages(self, budget: int) -> Self:
         each = self.page_bytes + sum(map(self.page_bytes_of, self.windows))
         if not each:  # recurrent layers alone: pages are numbers
