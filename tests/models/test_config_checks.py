@@ -37,6 +37,16 @@ GROUPS = {"group_size": 64, "bits": 4}
         ({"rms_norm_eps": 1e30}, "rms_norm_eps is 1e+30, and must be 0 to 1"),
         ({"text_config": {"layer_norm_epsilon": 10**400}}, "layer_norm_epsilon is 1" + "0" * 36 + "..., and must be"),
         ({"sliding_window": 8.5}, "sliding_window is 8.5, and must be a whole number"),
+        ({"sliding_window": True}, "sliding_window is true, and must be a whole number"),
+        ({"rms_norm_eps": True}, "rms_norm_eps is true, and must be 0 to 1"),
+        (
+            {"model_type": "gemma2", "attn_logit_softcapping": 0.0},
+            "attn_logit_softcapping is 0, and must be above 0",
+        ),
+        (
+            {"text_config": {"model_type": "gemma4_text", "final_logit_softcapping": 0}},
+            "final_logit_softcapping is 0, and must be above 0",
+        ),
         ({"norm_eps": float("nan")}, "norm_eps is NaN, and must be 0 to 1"),
         ({"rope_scaling": {"rope_type": "linear", "factor": -2}}, "rope_scaling.factor is -2, and must be above 0"),
         ({"rope_parameters": {"factor": float("inf")}}, "rope_parameters.factor is Infinity, and must be above 0"),
@@ -59,6 +69,8 @@ def test_a_contradiction_names_fields_and_values(config: dict[str, Any], fault: 
         {"num_experts": 4, "moe_topk": [2, 2]},
         {"rms_norm_eps": 1e-6, "layer_norm_eps": 0, "norm_eps": None, "layer_norm_epsilon": "x"},
         {"rope_scaling": {"factor": 8}, "rope_parameters": {"full_attention": {"factor": 4.0}}},
+        {"model_type": "gear", "final_logit_softcapping": 0.0},  # none
+        {"model_type": "gemma3_text", "attn_logit_softcapping": None, "final_logit_softcapping": 30},
         {"sliding_window": 4096.0, "attn_window_size": None, "use_sliding_window": True},
         {"rope_scaling": {"factor": None}, "rope_parameters": "default"},
         {"quantization": {**GROUPS, "model.head": None, "linear_class": "x"}},

@@ -20,6 +20,8 @@ _FORMATS: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
 }
 """Bits and group sizes that MLX has, by the mode of quantization."""
 
+_CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
+_WINDOWS = ("sliding_window", "sliding_window_size", "attention_window_size", "window_size")
 _SCALING = ("rope_scaling", "rope_parameters")
 _SHOWN = 40
 
@@ -27,7 +29,7 @@ _SHOWN = 40
 def faults(config: Mapping[str, Any]) -> list[str]:
     """Each contradiction of the config, with its fields and their values; empty where there is none."""
     parts = [part for part in (config, config.get("text_config")) if isinstance(part, Mapping)]
-    found = [fault for part in parts for rule in (_experts, _layer_types, _numbers) for fault in rule(part)]
+    found = [fault for part in parts for rule in (_experts, _layer_types, _numbers, _caps) for fault in rule(part)]
     return [*found, *_quantization(config.get("quantization"))]
 
 
@@ -53,17 +55,28 @@ def _layer_types(config: Mapping[str, Any]) -> Iterator[str]:
 
 def _numbers(config: Mapping[str, Any]) -> Iterator[str]:
     """Numbers out of range with which answers would be noise: an epsilon hides what it is added to, and a factor below
-    zero turns positions around. Windows have whole tokens."""
+    zero turns positions around. Windows have whole tokens. True would count as 1."""
     for name, value in config.items():
         if name.endswith(("window", "window_size")) and isinstance(value, float) and not value.is_integer():
             yield f"{name} is {_short(value)}, and must be a whole number"
-        if name.endswith(("_eps", "_epsilon")) and _is_number(value) and not 0 <= value < 1:
+        if name in _WINDOWS and value is True:
+            yield f"{name} is true, and must be a whole number"
+        if name.endswith(("_eps", "_epsilon")) and (value is True or (_is_number(value) and not 0 <= value < 1)):
             yield f"{name} is {_short(value)}, and must be 0 to 1"
     for name in _SCALING:
         scaling = config.get(name)
         factor = scaling.get("factor") if isinstance(scaling, Mapping) else None
         if _is_number(factor) and not 0 < factor < math.inf:
             yield f"{name}.factor is {_short(factor)}, and must be above 0"
+
+
+def _caps(config: Mapping[str, Any]) -> Iterator[str]:
+    """Gemma's code divides by a cap of logits whatever it is: with 0 all of them are equal. Others take 0 for none."""
+    if not str(config.get("model_type")).startswith("gemma"):
+        return
+    for name in _CAPS:
+        if _is_number(config.get(name)) and config[name] == 0:
+            yield f"{name} is 0, and must be above 0"
 
 
 def _quantization(given: Any) -> Iterator[str]:
