@@ -75,6 +75,14 @@ def test_a_value_that_is_absurd_is_served_or_refused_in_one_line(folder: Folder,
         ("lfm2", {"layer_types": ["conv"]}, "layer_types has 1 entries, and num_hidden_layers is 3"),
         ("mixtral", {"num_local_experts": "x"}, 'num_local_experts is "x"'),
         ("gptj", {"n_head": 0}, "a number can't be zero (n_head is 0)"),
+        ("jamba", {"mamba_d_conv": -1}, "its config.json is broken (mamba_d_conv is -1)"),
+        ("jamba", {"num_experts_per_tok": 0.5}, "its config.json is broken (num_experts_per_tok is 0.5)"),
+        ("jamba", {"mamba_dt_rank": "x"}, 'its config.json is broken (mamba_dt_rank is "x")'),
+        ("jamba", {"num_experts": -1}, "feed_forward.switch_mlp.gate_proj.weight (num_experts is -1)"),
+        ("nemotron_h", {"n_groups": -1}, "conv1d.weight (32, 4, 1) (n_groups is -1), and the weights have (128, 4, 1)"),
+        ("nemotron_h", {"layer_norm_epsilon": 0}, "its config.json is broken (layer_norm_epsilon is 0)"),
+        ("gemma4_text", {"final_logit_softcapping": 10**30}, "(final_logit_softcapping is 1000000000000000000000"),
+        ("gemma4_text", {"global_head_dim": 0}, "(256, 256) (global_head_dim is 0), and the weights have (512, 256)"),
         ("llama", {"quantization": {"bits": 7, "group_size": 64}}, "quantization: bits is 7"),
     ],
 )
@@ -87,6 +95,32 @@ def test_a_lie_is_refused_with_field_value_and_cure(
     message = refusal(folder(architecture, config))
     assert words in message
     assert message.endswith(AGAIN)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "field", "words"),
+    [
+        ("jamba", "mamba_d_conv", "its config.json is broken (mamba_d_conv is missing)"),
+        ("gemma4_text", "hidden_size", "(260, 1536) (hidden_size is missing, and 1536 by default), and the weights"),
+        (
+            "gemma4_text",
+            "global_head_dim",
+            "num_attention_heads is 4 and global_head_dim is missing, and 512 by default",
+        ),
+        ("gemma4_text", "num_hidden_layers", "(IndexError: list index out of range; num_hidden_layers is missing)"),
+    ],
+)
+def test_a_missing_field_is_named(folder: Folder, architecture: str, field: str, words: str) -> None:
+    """Also where mlx-lm has a default for it, that of another model."""
+    config = {name: value for name, value in config_of(architecture).items() if name != field}
+    message = refusal(folder(architecture, config))
+    assert words in message
+    assert message.endswith(AGAIN)
+
+
+def test_a_number_that_is_not_finite_is_named(folder: Folder) -> None:
+    config = config_of("gemma4_text", final_logit_softcapping=float("nan"))
+    assert "numbers of its config.json (final_logit_softcapping is NaN)" in refusal(folder("gemma4_text", config))
 
 
 def test_code_of_mlx_lm_that_ends_the_process_is_a_refusal(folder: Folder) -> None:

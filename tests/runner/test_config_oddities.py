@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.support.tiny import make_tiny
-from treadle.runner.loading.config_oddities import oddities
+from treadle.runner.loading.config_oddities import doubtful, oddities
 
 
 def odd(folder: Path, **values: Any) -> list[str]:
@@ -34,6 +34,14 @@ def odd(folder: Path, **values: Any) -> list[str]:
 )
 def test_an_odd_value_is_named(tmp_path: Path, values: dict[str, Any], line: str) -> None:
     assert odd(tmp_path, **values) == [line]
+
+
+def test_doubtful_values_are_whole_numbers_that_are_none_and_text_for_a_number() -> None:
+    types = {"kernel": int, "layers": int | None, "rank": int | str, "scale": float, "pad_token_id": int, "name": str}
+    config = {"kernel": 0, "layers": -1, "rank": "x", "scale": float("inf"), "pad_token_id": -1, "name": "x", "no": -1}
+    assert doubtful(config, types) == ["kernel is 0", "layers is -1", 'rank is "x"', "scale is Infinity"]
+    assert doubtful({"layers": 0, "rank": "auto", "scale": -0.5, "kernel": True, "name": "auto"}, types) == []
+    assert doubtful({"text_config": {"layers": 2.5, "rank": 2.0}}, types) == ["layers is 2.5"]
 
 
 def test_values_that_models_have_are_not_odd(tmp_path: Path) -> None:

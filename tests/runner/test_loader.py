@@ -370,7 +370,7 @@ SPOILERS: dict[Callable[[Path], None], str] = {
     missing_layer: "do not agree",
     nonsense: "num_attention_heads is",
     unknown_rotation: "spiral.*; download it again",
-    missing_argument: "does not fit its architecture",
+    missing_argument: "num_attention_heads is missing",
     wants_code: "custom module",
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from itertools import product
@@ -12,13 +13,15 @@ from typing import Any, Union, get_args, get_origin
 
 _COUNTS = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
 _OPTIONAL_COUNTS = ("num_key_value_heads", "intermediate_size", "head_dim", "max_position_embeddings")
-_NUMBERS = ("rms_norm_eps", "layer_norm_eps", "rope_theta")
 _OBJECTS = ("quantization", "quantization_config", "rope_scaling", "rope_parameters")
 _LARGEST = 2**31 - 1  # of a dimension in MLX
 _MOST = {int: _LARGEST, float: float("inf")}
 _SHOWN = 40
+_LARGEST_INT = 2**63 - 1  # of a number in MLX
 _SIZES = re.compile(r"size|dim|rank|experts|width|heads|state|channels|embd|group")
 """Parts of names of fields that are sizes of weights."""
+_NEVER_ZERO = re.compile(r"head_dim|state|kernel|d_conv")
+"""Parts of names of fields that no model has as 0."""
 
 
 def read_config(folder: Path) -> Mapping[str, Any]:
@@ -42,6 +45,46 @@ def mistyped(config: Mapping[str, Any], types: Mapping[str, Any]) -> list[str]:
     for part in _parts(config):
         found |= {name: part[name] for name in part.keys() & types.keys() if not _fits(part[name], types[name])}
     return [f"{name} is {_short(value)}" for name, value in sorted(found.items())]
+
+
+def doubtful(config: Mapping[str, Any], types: Mapping[str, Any]) -> list[str]:
+    """Values that hardly any model has, as `name is value`, by the `types` of the architecture's fields: the likely
+    causes where a field that has none of its own is read by code that fails, or gives weights another shape."""
+    found = {
+        name: part[name] for part in _parts(config) for name in part if _is_doubtful(name, part[name], types.get(name))
+    }
+    return [f"{name} is {_short(value)}" for name, value in sorted(found.items())]
+
+
+def _is_doubtful(name: str, value: Any, type_: Any) -> bool:
+    kinds = get_args(type_) if get_origin(type_) in (Union, UnionType) else (type_,)
+    if isinstance(value, str):
+        return str in kinds and not {int, float}.isdisjoint(kinds) and value != "auto"
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or {int, float}.isdisjoint(kinds):
+        return False
+    if not math.isfinite(value) or abs(value) > _LARGEST_INT:
+        return True
+    if float in kinds or "token" in name:  # some give -1 or -200 as the id of a token that stands for others
+        return False
+    return value < 0 or value != int(value) or (value == 0 and bool(_NEVER_ZERO.search(name)))
+
+
+def too_large(config: Mapping[str, Any]) -> list[str]:
+    """Whole numbers that MLX does not have, as `name is value`."""
+    numbers = [(name, value) for part in _parts(config) for name, value in part.items() if _is_int(value)]
+    return [f"{name} is {_short(value)}" for name, value in numbers if abs(value) > _LARGEST_INT]
+
+
+def not_finite(config: Mapping[str, Any]) -> list[str]:
+    """Numbers that are NaN or infinite, as `name is value`."""
+    numbers = [(name, value) for part in _parts(config) for name, value in part.items() if isinstance(value, float)]
+    return [f"{name} is {_short(value)}" for name, value in numbers if not math.isfinite(value)]
+
+
+def not_given(config: Mapping[str, Any], types: Mapping[str, Any]) -> list[str]:
+    """Fields that every model gives, that the architecture's code has a default for, and that are not there."""
+    parts = _parts(config)
+    return [f"{name} is missing" for name in _COUNTS if name in types and not any(name in part for part in parts)]
 
 
 def contradictions(config: Mapping[str, Any]) -> list[str]:
@@ -74,18 +117,21 @@ def zeros(config: Mapping[str, Any]) -> list[str]:
     return [f"{name} is 0" for part in parts for name, value in part.items() if _is_int(value) and value == 0]
 
 
-def dimensions(config: Mapping[str, Any], sizes: Sequence[int]) -> list[str]:
-    """Fields that may have given a weight one of these sizes: a number of heads and their dimensions, or one field."""
-    numbers = {name: value for part in _parts(config) for name, value in part.items() if _is_int(value) and value > 0}
-    heads = [(name, value) for name, value in numbers.items() if "heads" in name or "n_head" in name]
-    dims = [(name, value) for name, value in numbers.items() if "head_dim" in name]
-    hidden = numbers.get("hidden_size", 0)
+def dimensions(config: Mapping[str, Any], sizes: Sequence[int], defaults: Mapping[str, int]) -> list[str]:
+    """Fields that may have given a weight one of these sizes: a number of heads and their dimensions, or one field.
+    `defaults` are the numbers that the architecture's code takes for fields that are missing."""
+    given = [(name, value) for part in _parts(config) for name, value in part.items() if _is_int(value) and value > 0]
+    numbers = [(name, value, f"{name} is {value}") for name, value in dict(given).items()]
+    numbers += [(name, value, f"{name} is missing, and {value} by default") for name, value in defaults.items()]
+    heads = [one for one in numbers if one[1] > 0 and ("heads" in one[0] or "n_head" in one[0])]
+    dims = [one for one in numbers if "head_dim" in one[0]]
+    hidden = dict(given).get("hidden_size", 0)
     for size in sizes:
         pairs = [(one, other) for one, other in product(heads, dims) if one[1] * other[1] == size]
-        parts = [((name, value),) for name, value in heads if hidden // value == size]
-        whole = [((name, value),) for name, value in numbers.items() if value == size and _SIZES.search(name)]
+        parts = [(one,) for one in heads if hidden // one[1] == size]
+        whole = [(one,) for one in numbers if one[1] == size and _SIZES.search(one[0])]
         if found := [*pairs, *parts, *whole]:
-            return [f"{name} is {value}" for name, value in found[0]]
+            return [said for _, _, said in found[0]]
     return []
 
 
@@ -113,7 +159,8 @@ def _odd(config: Mapping[str, Any]) -> list[str]:
     found = {name: config[name] for name in _COUNTS if name in config and not _is_count(config[name])}
     given = {name: value for name, value in config.items() if value is not None}
     found |= {name: given[name] for name in _OPTIONAL_COUNTS if name in given and not _is_count(given[name])}
-    found |= {name: given[name] for name in _NUMBERS if name in given and not _is_above_zero(given[name])}
+    numbers = [name for name in given if name == "rope_theta" or name.endswith(("_eps", "_epsilon"))]
+    found |= {name: given[name] for name in numbers if not _is_above_zero(given[name])}
     found |= {name: given[name] for name in _OBJECTS if name in given and not isinstance(given[name], Mapping)}
     rope = given.get("rope_scaling")
     factor = rope.get("factor", 1) if isinstance(rope, Mapping) else 1

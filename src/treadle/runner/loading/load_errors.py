@@ -15,7 +15,18 @@ from ...errors import ConfigError, ModelError, one_line
 from ..base import RunnerBroken
 from ..mlxlm import MlxLm
 from ..vision_names import names_of
-from .config_oddities import contradictions, dimensions, foreign_format, mistyped, oddities, read_config, zeros
+from .config_oddities import (
+    contradictions,
+    dimensions,
+    doubtful,
+    foreign_format,
+    mistyped,
+    not_given,
+    oddities,
+    read_config,
+    too_large,
+    zeros,
+)
 from .headless import tensor_names
 
 _SCALES = {"scales", "weight_scale"}
@@ -23,6 +34,7 @@ _WRONG_SHAPE = re.compile(r"Expected shape \(([\d, ]*)\) but received shape \(([
 _MISSING = re.compile(r"Missing (\d+) parameters:\s+([^\s,]+)")
 _SURPLUS = re.compile(r"Received (\d+) parameters not in model:\s+([^\s,]+(?:[\s,]+[^\s,]+){0,2})")
 _UNKNOWN_KEY = re.compile(r"to_quantized\(\) got an unexpected keyword argument '(\w+)'")
+_REQUIRED = re.compile(r"(?:Args|Config)\.__init__\(\) missing \d+ required positional arguments?: (.*)")
 _DEVICE_FAULT = re.compile(r"\bcu(da)?[A-Z]\w+\(.*failed|illegal memory access|misaligned address", re.IGNORECASE)
 _AGAIN = "download it again, or use another model"
 _OTHER_VERSION = "use a version in MLX's layout, such as one of mlx-community, or one that is not quantized"
@@ -51,6 +63,8 @@ def model_errors(folder: Path, library: MlxLm | None = None) -> Iterator[None]:
                 f"the device failed while {folder} was loaded and tried: {one_line(error)}; start again with `kernels` "
                 "off (--kernels off), which uses MLX's operations alone"
             ) from error
+        if "bad_cast" in str(error) and (found := too_large(read_config(folder))):
+            raise ModelError(f"{folder} can't be loaded: {_broken(found)}") from error
         raise ModelError(f"the weights in {folder} can't be read: {one_line(error)}; download them again") from error
     except Exception as error:
         raise ModelError(f"{folder} can't be loaded: {_explained(error, folder, library)}") from error
@@ -59,12 +73,12 @@ def model_errors(folder: Path, library: MlxLm | None = None) -> Iterator[None]:
 def _explained(error: Exception, folder: Path, library: MlxLm | None) -> str:
     line, config = one_line(error), read_config(folder)
     types = {} if library is None else library.field_types(config)
-    if odd := oddities(folder) or mistyped(config, types) or contradictions(config):
-        return f"its config.json is broken ({', '.join(odd)}): {_AGAIN}"
+    if odd := oddities(folder) or mistyped(config, types) or contradictions(config) or _lacking(error):
+        return _broken(odd)
     if "not supported" in line and "Model type" in line:
         return f"{line} This version of mlx-lm does not know the architecture: choose another model"
     if unknown := _unknown_keys(line, config):
-        return f"its config.json is broken ({', '.join(unknown)}, unknown to MLX): {_AGAIN}"
+        return _broken([*unknown, "unknown to MLX"])
     if isinstance(error, ZeroDivisionError) and (found := zeros(config)):
         return f"its config.json is broken: a number can't be zero ({', '.join(found)}): {_AGAIN}"
     if names := _unknown_names(folder, config):
@@ -72,13 +86,30 @@ def _explained(error: Exception, folder: Path, library: MlxLm | None) -> str:
             f"{len(names)} of its tensors have names unknown for {config['model_type']}, such as {names[0]}; "
             "save it again by AutoModelForImageTextToText of transformers, or convert it by mlx_vlm.convert"
         )
+    causes = doubtful(config, types)
+    defaults = {} if library is None else library.default_numbers(config)
+    how = _disagreement(str(error), config, causes, defaults)
     if isinstance(error, (ValueError, UnboundLocalError, KeyError)) and (stored := foreign_format(config)):
-        detail = _disagreement(str(error), config).removesuffix(f"; {_AGAIN}") or f": {line}"
+        detail = how.removesuffix(f"; {_AGAIN}") or f": {line}"
         return f"mlx-lm does not read its weights, which another program quantized ({stored}){detail}; {_OTHER_VERSION}"
-    if isinstance(error, ValueError):
-        how = _disagreement(str(error), config) or f", or are not MLX's: {line}; {_AGAIN}"
+    if isinstance(error, ValueError) and how:
         return f"its weights and its config.json do not agree{how}"
-    return f"its config.json does not fit its architecture ({type(error).__name__}: {line}): {_AGAIN}"
+    if causes:
+        return _broken(causes)
+    if isinstance(error, ValueError):
+        return f"its weights and its config.json do not agree, or are not MLX's: {line}; {_AGAIN}"
+    reasons = "; ".join([f"{type(error).__name__}: {line}", *not_given(config, types)])
+    return f"its config.json does not fit its architecture ({reasons}): {_AGAIN}"
+
+
+def _broken(found: list[str]) -> str:
+    return f"its config.json is broken ({', '.join(found)}): {_AGAIN}"
+
+
+def _lacking(error: Exception) -> list[str]:
+    """Fields without which the architecture's code makes no model, as `name is missing`."""
+    found = _REQUIRED.search(str(error)) if isinstance(error, TypeError) else None
+    return [] if found is None else [f"{name} is missing" for name in re.findall(r"'(\w+)'", found[1])]
 
 
 def _unknown_keys(line: str, config: Mapping[str, Any]) -> list[str]:
@@ -99,18 +130,22 @@ def _unknown_names(folder: Path, config: Mapping[str, Any]) -> list[str]:
     return [] if vision is None else vision.unknown(tensor_names(folder))
 
 
-def _disagreement(text: str, config: Mapping[str, Any]) -> str:
-    """How the weights differ from what the config says, and the cure; empty where the error is about something else."""
+def _disagreement(text: str, config: Mapping[str, Any], causes: list[str], defaults: Mapping[str, int]) -> str:
+    """How the weights differ from what the config says, and the cure; empty where the error is about something else.
+    `causes` are doubtful values, and `defaults` numbers for fields that the config lacks."""
     if found := _WRONG_SHAPE.search(text):
         wanted, given = _shape(found[1]), _shape(found[2])
-        fields = dimensions(config, [size for size in wanted if size not in given])
+        fields = causes or dimensions(config, [size for size in wanted if size not in given], defaults)
         because = f" ({' and '.join(fields)})" if fields else ""
         return f": the config makes the shape of {found[3]} {wanted}{because}, and the weights have {given}; {_AGAIN}"
+    because = f" ({' and '.join(causes)})" if causes else ""
     if found := _MISSING.search(text):
-        return f": the config asks for {found[1]} parameters that the weights lack, such as {found[2]}; {_AGAIN}"
+        return (
+            f": the config asks for {found[1]} parameters that the weights lack, such as {found[2]}{because}; {_AGAIN}"
+        )
     if found := _SURPLUS.search(text):
         names = ", ".join(found[2].replace(",", " ").split())
-        return f": the config has no place for {found[1]} parameters of the weights, such as {names}; {_AGAIN}"
+        return f": the config has no place for {found[1]} parameters of the weights, such as {names}{because}; {_AGAIN}"
     return ""
 
 

@@ -13,6 +13,7 @@ from ...errors import ModelError
 from .. import mlxlm
 from ..kv.cost import KvCost, kv_cost
 from ..mlxlm import MlxLm
+from .config_oddities import not_finite, read_config
 from .reference import Reference
 
 _log = logging.getLogger(__name__)
@@ -51,9 +52,11 @@ def _check_numbers(logits: Any, folder: Path) -> None:
     largest, smallest = mx.max(logits, axis=-1), mx.min(logits, axis=-1)
     wrong = mx.any(mx.isnan(logits)) | mx.any(~mx.isfinite(largest))
     if wrong.item():
+        named = not_finite(read_config(folder))
+        cause = f" ({', '.join(named)})" if named else " such as rope_theta"
         raise ModelError(
-            f"{folder}: the model's first logits are not finite: its weights, or numbers of its config.json such as "
-            "rope_theta, are NaN or out of range; download it again (`treadle rm`, then `treadle pull`), or use another"
+            f"{folder}: the model's first logits are not finite: its weights, or numbers of its config.json{cause}, "
+            "are NaN or out of range; download it again (`treadle rm`, then `treadle pull`), or use another"
         )
     if mx.all(largest == smallest).item():
         _log.warning(

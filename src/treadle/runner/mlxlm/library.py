@@ -7,6 +7,7 @@ import resource
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import fields, is_dataclass
 from functools import partial
 from importlib import metadata
 from pathlib import Path
@@ -95,13 +96,30 @@ class MlxLm:
     def field_types(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """The types of the fields that the architecture of `config` and its language model read, as far as they are
         annotated; empty where the architecture is not known."""
-        text = config.get("text_config")
         found: dict[str, Any] = {}
-        for part in (config, text if isinstance(text, Mapping) else {}):
-            with suppress(Exception):  # of a config that names no architecture, or of the architecture's module
-                arguments = self._classes(dict(part))[1]
+        for _, arguments in self._arguments(config):
+            with suppress(NameError, TypeError):  # of annotations
                 found |= get_type_hints(arguments)
         return found
+
+    def default_numbers(self, config: Mapping[str, Any]) -> dict[str, int]:
+        """The whole numbers that the architecture of `config` and its language model take for fields that are not
+        given."""
+        return {
+            field.name: field.default
+            for part, arguments in self._arguments(config)
+            if is_dataclass(arguments)
+            for field in fields(arguments)
+            if type(field.default) is int and field.name not in part
+        }
+
+    def _arguments(self, config: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], Any]]:
+        """The config and its language model's part, each with the class of its fields, where it names an architecture
+        whose module can be imported."""
+        text = config.get("text_config")
+        for part in (config, text if isinstance(text, Mapping) else {}):
+            with suppress(Exception):
+                yield part, self._classes(dict(part))[1]
 
     def ignored_scaling(self, model: Any, config: Mapping[str, Any]) -> str:
         """The kind of scaled rotary positions that `config` asks for and `model` lacks; empty where it lacks none."""
