@@ -14,6 +14,7 @@ from tests.runner.mutants import MUTANTS, WINDOW_MUTANTS, mutated
 from tests.runner.paged.models import make as new_paged
 from tests.runner.paged.models import paged
 from tests.runner.self_tests import contiguous, faults, make, runs_here
+from tests.support.architectures import config_of, new_module
 from tests.support.cuda import ReferenceKernels, wrongly_bounded
 from treadle.runner.kv.backend import Unsupported
 from treadle.runner.loading import backend_self_test
@@ -215,6 +216,21 @@ def test_made_up_keys_and_values_are_the_models_own_for_caches_that_hold_such() 
     assert keys.shape[2] == values.shape[2] == 100
     caches = judge.caches(beyond_window(108))
     assert {leaf.size() for leaf, kind in zip(judge.library.leaves(caches), kinds, strict=True) if kind} == {100}
+
+
+def test_made_up_tokens_are_no_beginning_for_recurrent_layers() -> None:
+    """RG-LRU takes a sequence's first token as it is. With decays as close to 1 as published ones a later token counts
+    for far less, so a reference that began behind the made-up tokens would differ from every backend."""
+    module = new_module(config_of("recurrent_gemma"))
+    for layer in module.layers[:2]:
+        layer.temporal_block.rg_lru.recurrent_param = mx.full((256,), -4.0)
+    judge = Reference(connect(), module, 2048)
+    contiguous(judge)
+    (trial,) = judge.trials()[len(TRIALS) :]
+    assert trial.filled
+    states = [leaf.cache for leaf in judge.library.leaves(judge.caches(trial)) if hasattr(leaf, "cache")]
+    assert len(states) == 2
+    assert not any(mx.any(state).item() for pair in states for state in pair)
 
 
 def test_made_up_keys_are_written_in_every_layer_before_the_trial_goes_on() -> None:

@@ -96,21 +96,27 @@ class Filling:
 
     The model's own are repeated, so that filling a window costs no computation. Those that drop out of it first are
     attended to more, and their values are as large as all others together, so that one more or one less is seen in the
-    logits.
+    logits. Recurrent states are zeros: the sequence goes on, and the code of some models treats its beginning in
+    another way (RG-LRU, De et al., 2024).
     """
 
     keys_and_values: tuple[tuple[Any, Any] | None, ...]
+    states: tuple[Sequence[Any] | None, ...] = ()
 
     @classmethod
     def of(cls, library: MlxLm, caches: Caches, count: int) -> Filling:
         """`count` tokens out of what one sequence's `caches` hold."""
-        return cls(tuple(_filling(library.keys_and_values(leaf), count) for leaf in library.leaves(caches)))
+        leaves = library.leaves(caches)
+        filled = (_filling(library.keys_and_values(leaf), count) for leaf in leaves)
+        return cls(tuple(filled), tuple(library.zero_states(leaf) for leaf in leaves))
 
     def put(self, library: MlxLm, caches: Caches) -> None:
         """Put them into one sequence's empty caches."""
-        for leaf, pair in zip(library.leaves(caches), self.keys_and_values, strict=True):
+        for leaf, pair, states in zip(library.leaves(caches), self.keys_and_values, self.states, strict=True):
             if pair is not None:
                 leaf.update_and_fetch(*pair)
+            for index, state in enumerate(states or ()):
+                leaf[index] = state
 
 
 def _filling(pair: tuple[Any, Any] | None, count: int) -> tuple[Any, Any] | None:

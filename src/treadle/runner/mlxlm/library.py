@@ -273,6 +273,12 @@ class MlxLm:
         count = leaf.size()
         return leaf.keys[..., :count, :], leaf.values[..., :count, :]
 
+    def zero_states(self, leaf: Any) -> list[Any] | None:
+        """Zeros in the place of the states that a recurrent layer's cache holds; None for a cache of another kind."""
+        if type(leaf) is not self._cache.ArraysCache:
+            return None
+        return [None if state is None else mx.zeros_like(state) for state in leaf.cache]
+
     def detach(self, caches: Caches) -> None:
         """Give one sequence's caches arrays of their own, not evaluated yet, without capacity to grow: arrays that they
         were a part of, or shared, can be freed or written to."""
