@@ -666,11 +666,20 @@ def new_module(config: Config, seed: int = 0) -> Any:
 
 
 def _louder(weight: Any) -> Any:
-    """Weights that are zeros until they are read would hide what they are for: a convolution that adds nothing, or
-    experts that are all alike."""
-    if weight.ndim > 1 and mx.issubdtype(weight.dtype, mx.floating) and not mx.any(weight).item():
-        return mx.random.normal(weight.shape, weight.dtype) * 0.3
-    return weight * 3 if weight.ndim == 2 and mx.issubdtype(weight.dtype, mx.floating) else weight
+    """Weights that are alike until they are read would hide what they are for: experts that are all alike, a
+    convolution or a bias that adds nothing, or a norm that scales nothing."""
+    if not mx.issubdtype(weight.dtype, mx.floating):
+        return weight
+    if weight.ndim > 1:
+        return weight * (3 if weight.ndim == 2 else 1) if mx.any(weight).item() else _drawn(weight.shape, weight.dtype)
+    if weight.size and mx.all(weight == weight.reshape(-1)[0]).item():
+        noise = _drawn(weight.shape, weight.dtype, mx.random.key(weight.size))
+        return weight * (1 + noise) if mx.any(weight).item() else noise
+    return weight
+
+
+def _drawn(shape: Any, dtype: Any, key: Any = None) -> Any:
+    return mx.random.normal(shape, dtype, key=key) * 0.3
 
 
 def make_folder(folder: Path, config: Mapping[str, Any], seed: int = 0) -> Path:
