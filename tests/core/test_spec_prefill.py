@@ -20,7 +20,14 @@ from treadle.core.plan import RowKept, StepPlan, StepResult
 from treadle.core.prefill_budget import PrefillBudget
 from treadle.core.scheduler import Scheduler
 from treadle.core.sequence import Sequence
-from treadle.core.sparse_prompt import LOOK_AHEAD, LOOK_AHEAD_UNITS, SparsePrompt, kept_chunks, kept_tokens
+from treadle.core.sparse_prompt import (
+    LOOK_AHEAD,
+    LOOK_AHEAD_UNITS,
+    SparsePrompt,
+    kept_chunks,
+    kept_tokens,
+    longest_scored,
+)
 from treadle.core.spec_prefill import SpecPrefill
 
 KEEP = 0.25
@@ -45,6 +52,11 @@ def test_the_number_of_kept_tokens_is_known_before(length: int, keep: float) -> 
     assert kept == len(chosen(tuple(range(length)), 0, keep))
     assert kept_tokens(length, 1.0) == length
     assert length < 1000 or kept <= keep * length + 11 * 32
+
+
+def test_the_longest_scored_prompt_leaves_room_for_an_answer_and_a_look_ahead() -> None:
+    assert longest_scored(1000, 5000) == 999
+    assert longest_scored(5000, 1000) == 1000 - LOOK_AHEAD
 
 
 def test_a_share_that_floats_miss_by_a_hair_keeps_no_chunk_more() -> None:

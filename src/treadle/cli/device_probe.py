@@ -35,8 +35,8 @@ _COMMAND = (sys.executable, "-m", "treadle.cli.device_probe")
 
 class ProbeRequest(msgspec.Struct, frozen=True):
     """Input of the probe. `folder` is a checked model folder, or None for the device alone. A `sketch` of a folder has
-    no tokenizer to load. `draft` is the folder of a draft model, `scorer` that of one which
-    scores prompts of `scored_min` tokens or more."""
+    no tokenizer to load. `draft` is the folder of a draft model, `scorer` that of one which scores prompts of
+    `scored_min` tokens or more."""
 
     folder: str | None = None
     threads: int | None = None
@@ -246,19 +246,20 @@ def _model(request: ProbeRequest, known: Mapping[str, Any]) -> dict[str, Any]:
 def _draft(request: ProbeRequest, known: Mapping[str, Any]) -> dict[str, Any]:
     from .draft_fit import draft_fit
 
-    if "error" in known["model"]:
-        raise ModelError("it can't be compared with a model that would not run")
-    found = draft_fit(request, known["model"], known["mlx"]["kind"], known["mlx"]["usable_bytes"])
-    return msgspec.structs.asdict(found)
+    return msgspec.structs.asdict(draft_fit(request, *_served(known)))
 
 
 def _scorer(request: ProbeRequest, known: Mapping[str, Any]) -> dict[str, Any]:
     from .scorer_fit import scorer_fit
 
+    return msgspec.structs.asdict(scorer_fit(request, *_served(known)))
+
+
+def _served(known: Mapping[str, Any]) -> tuple[Mapping[str, Any], str, int]:
+    """Return what a second model is compared with: the served one's estimate, the device's kind, and its memory."""
     if "error" in known["model"]:
         raise ModelError("it can't be compared with a model that would not run")
-    found = scorer_fit(request, known["model"], known["mlx"]["kind"], known["mlx"]["usable_bytes"])
-    return msgspec.structs.asdict(found)
+    return known["model"], known["mlx"]["kind"], known["mlx"]["usable_bytes"]
 
 
 _PARTS: dict[str, Callable[[ProbeRequest, Mapping[str, Any]], dict[str, Any]]] = {

@@ -5,20 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from ..core.compute_path import Backend
 from ..errors import ModelError
 from ..models import folder_checks
 from ..text.same_tokens import check_same_tokens
-from ..units import size
-from .estimate import Estimate, estimate
 from .head_fit import head_estimate
+from .second_model import OWN_BACKENDS, check_weights, estimate_alone
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from .device_probe import ProbeRequest
+    from .estimate import Estimate
 
 CURE = "give a smaller model of the same family or an EAGLE-3 head of this model, or leave --draft out"
 
@@ -37,20 +35,17 @@ def draft_fit(request: ProbeRequest, model: Mapping[str, Any], kind: str, usable
     if is_head:
         draft = head_estimate(target, folder, model, kind)
     else:
-        alone = msgspec.structs.replace(request, folder=request.draft, context=None, memory=None, kv_bits=None)
-        draft = estimate(alone, kind, usable_bytes)
+        draft = estimate_alone(request, request.draft, kind, usable_bytes)
     if not is_head and (reason := _no_drafts(draft)):
         raise ModelError(f"it can't draft tokens: {reason}")
-    both = int(model["weight_bytes"]) + draft.weight_bytes
-    if usable_bytes and both > usable_bytes:
-        raise ModelError(f"the weights of both take {size(both)}, and {size(usable_bytes)} are free")
+    check_weights(model, draft, usable_bytes)
     return draft
 
 
 def _no_verification(model: Mapping[str, Any], kind: str) -> str:
     if model["backend"] == Backend.CONTIGUOUS and kind == "cuda":
         return "MLX's own attention on CUDA is planned anew for each length"
-    return "" if model["backend"] in (Backend.PAGED, Backend.CONTIGUOUS) else _own_caches(model["backend"])
+    return "" if model["backend"] in OWN_BACKENDS else _own_caches(model["backend"])
 
 
 def _no_drafts(draft: Estimate) -> str:
@@ -58,7 +53,7 @@ def _no_drafts(draft: Estimate) -> str:
         return "it is an embedding model and generates no text"
     if draft.state_bytes:
         return "it has recurrent layers, whose states can't be cut"
-    return "" if draft.backend in (Backend.PAGED, Backend.CONTIGUOUS) else _own_caches(draft.backend)
+    return "" if draft.backend in OWN_BACKENDS else _own_caches(draft.backend)
 
 
 def _own_caches(backend: str) -> str:

@@ -94,10 +94,9 @@ class Submit(Message, frozen=True, tag=True):
     then they count in the order in which they are sent. `constraint` and `thinking` limit the tokens that can be
     sampled; they count in `generated` ones too. With `pooling`, and `max_tokens` 0, it ends with a vector: the pooled
     hidden states of its whole prompt (`Finish.vector`). With `speculate` its tokens may be drafted, which changes none
-    of them; `prediction` are tokens that the client expects in the answer, a source of drafts; None where it
-    says nothing. `sparse_prefill` false
-    prefills the whole prompt where the engine has SpecPrefill; true asks for it. `images` are those of
-    the prompt, in its order.
+    of them; `prediction` are tokens that the client expects in the answer, a source of drafts; None where it says
+    nothing. `sparse_prefill` false prefills the whole prompt where the engine has SpecPrefill; true asks for it.
+    `images` are those of the prompt, in its order.
 
     A replayed sequence ran in an earlier life of the engine, or another one of its group did: `resumed` is true,
     `generated` are the tokens that it gained then, `scored` counts the prompt log-probabilities that were told. It goes

@@ -23,6 +23,11 @@ COMPARING_UNITS = 4
 LOOK_AHEAD_UNITS = LOOK_AHEAD + COMPARING_UNITS
 
 
+def longest_scored(context: int, scorer_context: int) -> int:
+    """Return the tokens of the longest prompt that a scorer and a model with these contexts can score and answer."""
+    return min(context - 1, scorer_context - LOOK_AHEAD)
+
+
 def kept_chunks(chunks: int, keep: float) -> int:
     """Return how many of `chunks` chunks are kept for a share of `keep`."""
     return min(chunks, max(HEAD_CHUNKS + TAIL_CHUNKS, math.ceil(round(keep * chunks, 6))))

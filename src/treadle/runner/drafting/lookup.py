@@ -187,13 +187,14 @@ class LookupDrafter:
 class _Row:
     """A row with its sources. Those that are searched by n-grams are indexed at the first look-up."""
 
-    __slots__ = ("_ask_at", "_generated", "_prediction", "_prompt", "proposal", "row", "turn", "verifies")
+    __slots__ = ("_ask_at", "_expected", "_generated", "_prediction", "_prompt", "proposal", "row", "turn", "verifies")
 
     def __init__(self, row: DraftedRow) -> None:
         self.row = row
         self.proposal: Proposal | None = None
         self.verifies = False
         self.turn = 0
+        self._expected = row.request.prediction or ()
         self._generated: GrowingNgrams | None = None
         self._prediction: FixedNgrams | None = None
         self._prompt: FixedNgrams | None = None
@@ -216,10 +217,8 @@ class _Row:
 
     def _begun_prediction(self, generated: int, most: int) -> Sequence[int]:
         """Return more of the prediction where the answer, too short for a look-up, begins like it."""
-        request = self.row.request
-        expected = request.prediction or ()
-        if generated < N and expected[:generated] == tuple(self.row.tokens[len(request.prompt) :]):
-            return expected[generated : generated + most]
+        if generated < N and self._expected[:generated] == tuple(self.row.tokens[len(self.row.request.prompt) :]):
+            return self._expected[generated : generated + most]
         return ()
 
     def _longest(self, generated: int) -> tuple[Sequence[int], int, int]:
@@ -243,14 +242,14 @@ class _Row:
         if self._generated is None:
             self._generated = GrowingNgrams(len(request.prompt))
             self._prompt = FixedNgrams(request.prompt)
-            self._prediction = FixedNgrams(request.prediction) if request.prediction else None
+            self._prediction = FixedNgrams(self._expected) if self._expected else None
         assert self._prompt is not None
         self._generated.extend(tokens, len(tokens) - 1)
         for end in self._generated.ends(key):
             yield tokens, end
-        if self._prediction is not None and request.prediction is not None:
+        if self._prediction is not None:
             for end in self._prediction.ends(key):
-                yield request.prediction, end
+                yield self._expected, end
         for end in self._prompt.ends(key):
             yield tokens, end
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from types import NoneType, UnionType
@@ -71,14 +71,12 @@ def _is_doubtful(name: str, value: Any, type_: Any) -> bool:
 
 def too_large(config: Mapping[str, Any]) -> list[str]:
     """Whole numbers that MLX does not have, as `name is value`."""
-    numbers = [(name, value) for part in _parts(config) for name, value in part.items() if _is_int(value)]
-    return [f"{name} is {_short(value)}" for name, value in numbers if abs(value) > _LARGEST_INT]
+    return _where(config, lambda value: _is_int(value) and abs(value) > _LARGEST_INT)
 
 
 def not_finite(config: Mapping[str, Any]) -> list[str]:
     """Numbers that are NaN or infinite, as `name is value`."""
-    numbers = [(name, value) for part in _parts(config) for name, value in part.items() if isinstance(value, float)]
-    return [f"{name} is {_short(value)}" for name, value in numbers if not math.isfinite(value)]
+    return _where(config, lambda value: isinstance(value, float) and not math.isfinite(value))
 
 
 def not_given(config: Mapping[str, Any], types: Mapping[str, Any]) -> list[str]:
@@ -113,8 +111,12 @@ def _heads(config: Mapping[str, Any]) -> list[str]:
 
 def zeros(config: Mapping[str, Any]) -> list[str]:
     """Fields that are zero."""
-    parts = _parts(config)
-    return [f"{name} is 0" for part in parts for name, value in part.items() if _is_int(value) and value == 0]
+    return _where(config, lambda value: _is_int(value) and value == 0)
+
+
+def _where(config: Mapping[str, Any], holds: Callable[[Any], bool]) -> list[str]:
+    """Fields of the config and its language model whose value `holds`, as `name is value`."""
+    return [f"{name} is {_short(value)}" for part in _parts(config) for name, value in part.items() if holds(value)]
 
 
 def dimensions(config: Mapping[str, Any], sizes: Sequence[int], defaults: Mapping[str, int]) -> list[str]:

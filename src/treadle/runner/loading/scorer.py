@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ...core.sparse_prompt import LOOK_AHEAD
+from ...core.sparse_prompt import LOOK_AHEAD, longest_scored
 from ...errors import ConfigError
 from ..base import Progress
 from .draft import DraftModel, ModelPair, Role, about, divided, load_second
@@ -73,7 +73,7 @@ def check_scored(target: LoadedModel, no_positions: str) -> None:
 
 def check_least(target: LoadedModel, scorer: LoadedModel, wanted: ScorerModel) -> None:
     """Raise ConfigError where no prompt that both models have a context for is long enough to be scored."""
-    longest = min(target.context - 1, scorer.context - LOOK_AHEAD)
+    longest = longest_scored(target.context, scorer.context)
     if longest < wanted.min_tokens:
         raise ConfigError(
             f"`spec_prefill_min` is {wanted.min_tokens}, and the longest prompt that {target.name} and its scorer have "

@@ -130,8 +130,8 @@ class MlxLm:
         return without_expert_scales(model)
 
     def dequantize(self, model: Any) -> Any:
-        """`model` with its quantized layers dequantized."""
-        return self._utils.dequantize_model(without_expert_scales(model))
+        """`model`, `without_expert_scales`, with its quantized layers dequantized."""
+        return self._utils.dequantize_model(model)
 
     def parameters(self, model: Any) -> int:
         """Number of the model's parameters, quantized ones counted as before quantization."""
