@@ -99,7 +99,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     },
 }
 PIXELS: dict[str, tuple[tuple[int, ...], tuple[tuple[int, ...], ...], int]] = {
-    "qwen3_vl": ((4096, 3 * 2 * 16 * 16), ((1, 64, 64),), 1024),
+    "qwen3_vl": ((4096, 3 * 16 * 16), ((1, 64, 64),), 1024),
     "gemma3": ((1, 3, 896, 896), (), 256),
 }
 """Shape of the pixels of an image, its grid, and its tokens."""

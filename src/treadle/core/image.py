@@ -8,7 +8,6 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 _WORDS = struct.Struct("<4Q")
-_STRIDE = 0x9E3779B97F4A7C15 >> 2
 _MOST = (1 << 62) - 1
 
 
@@ -40,8 +39,11 @@ class Image(msgspec.Struct, frozen=True, omit_defaults=True):
     def keys(self) -> tuple[int, ...]:
         """The numbers that stand for its tokens where prompts are compared: negative, and of its hash and the place.
         Four of them hold 248 bits of the hash."""
-        words = _WORDS.unpack(self.hash[:32].ljust(32, b"\0"))
-        return tuple(-2 - ((words[i % 4] + i * _STRIDE) & _MOST) for i in range(self.count))
+        keys = [0] * self.count
+        for i, word in enumerate(_WORDS.unpack(self.hash[:32].ljust(32, b"\0"))):
+            first = -2 - (word & _MOST)
+            keys[i::4] = range(first, first - len(keys[i::4]), -1)
+        return tuple(keys)
 
 
 class VisionCapabilities(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -28,7 +28,8 @@ from treadle.runner.kv.paged import tiling
 from treadle.runner.kv.paged.backend import PagedConfig
 from treadle.runner.kv.paged.memory import uniform
 from treadle.runner.mlxlm import Selection, connect
-from treadle.runner.mlxvlm import Encoded, LazyImage, Picture
+from treadle.runner.mlxvlm import LazyImage, Picture
+from treadle.runner.mlxvlm.encoded import Walk
 from treadle.runner.model_runner import ModelRunner
 from treadle.runner.vision.model import Vision
 
@@ -278,8 +279,13 @@ class BareTower:
         return 48
 
     def image(self, pixels: Any, grid: Any, table: Any) -> LazyImage:
+        return LazyImage(self._walk(), lambda features: features)
+
+    def _walk(self) -> Walk:
         rows = mx.zeros((48, 64))
-        return LazyImage([mx.zeros(1), mx.zeros(1)], Encoded(rows, (rows,), (1,)))
+        yield mx.zeros(1), rows
+        yield (mx.zeros(1),)
+        return rows
 
 
 @pytest.mark.parametrize("whole", [False, True])

@@ -18,8 +18,7 @@ MAX_RATIO = 200
 def plan(settings: QwenImages, width: int, height: int, low: bool) -> Plan:
     """Return the plan of an image. Raises InvalidRequest for one that is 200 times as long as wide."""
     rows, columns = (side // settings.patch for side in _size(settings, width, height, low))
-    values = 3 * settings.temporal * settings.patch**2
-    return Plan((rows * columns, values), Layout(((1, rows, columns),)))
+    return Plan((rows * columns, 3 * settings.patch**2), Layout(((1, rows, columns),)))
 
 
 def write(settings: QwenImages, plan: Plan, image: Image.Image, out: Levels) -> None:
@@ -28,8 +27,8 @@ def write(settings: QwenImages, plan: Plan, image: Image.Image, out: Levels) -> 
     patch, merge = settings.patch, settings.merge
     frame = channels(resized(image, columns * patch, rows * patch, 3))
     blocks = frame.reshape(3, rows // merge, merge, patch, columns // merge, merge, patch)
-    places = out.reshape(rows // merge, columns // merge, merge, merge, 3, settings.temporal, patch, patch)
-    places[...] = blocks.transpose(1, 4, 2, 5, 0, 3, 6)[:, :, :, :, :, None]
+    places = out.reshape(rows // merge, columns // merge, merge, merge, 3, patch, patch)
+    places[...] = blocks.transpose(1, 4, 2, 5, 0, 3, 6)
 
 
 def _size(settings: QwenImages, width: int, height: int, low: bool) -> tuple[int, int]:

@@ -1,7 +1,7 @@
 """Families of vision models: how mlx-vlm's tower of each is called, and what its features are to the language model.
 
-`encode` runs mlx-vlm's own modules; MLX computes nothing before it is asked to, so `tower` can do that piece by piece.
-Nor does it read anything from the device, which would wait for the step in flight.
+Both ways to run mlx-vlm's own modules compute nothing, as MLX does so when it is asked to: `walk` calls one layer after
+the other, `encode` all of them. Nor does either read anything from the device, which would wait for the step in flight.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Any
 import mlx.core as mx
 
 from . import qwen
-from .encoded import Encoded, Grid
+from .encoded import Grid, Walk
 from .pictures import Picture, of_one_size, of_padded_patches, of_patches, of_pixels, of_pools
-from .walks import flat, gemma4, idefics3, lfm2, pixtral_states
+from .walks import flat, gemma4, idefics3, lfm2, pixtral
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,8 @@ class VisionFamily:
     """A family, by mlx-vlm's `module`.
 
     `parts` are the attributes of mlx-vlm's model that encode images, and `blocks` is where the first of them keeps its
-    layers. `encode` maps the model, pixels and the grid of an image (`core.image.Image`) to features. `axes`: positions
+    layers. `walk` or `encode` maps the model, pixels and the grid of an image (`core.image.Image`) to features; a layer
+    whose call takes the host long is for `walk`. `axes`: positions
     of images have three axes. `whole`: tokens of an image see each other, for a configuration. `scaled`: the language
     model multiplies embeddings by the root of their size, and features are not to be. `pads`: parts of the language
     model that read token ids read 0 for placeholders. `picture` gives a usual image, for a configuration of mlx-vlm's
@@ -33,7 +34,8 @@ class VisionFamily:
     module: str
     parts: tuple[str, ...]
     blocks: str
-    encode: Callable[[Any, Any, Grid], Encoded]
+    encode: Callable[[Any, Any, Grid], Any] | None = None
+    walk: Callable[[Any, Any, Grid], Walk] | None = None
     axes: bool = False
     whole: Callable[[Mapping[str, Any]], bool] = lambda config: False
     scaled: bool = False
@@ -53,33 +55,43 @@ def family_of(config: Mapping[str, Any]) -> VisionFamily | None:
     return _FAMILIES.get(str(kind))
 
 
-def _gemma3(model: Any, pixels: Any, grid: Grid) -> Encoded:
+def _gemma3(model: Any, pixels: Any, grid: Grid) -> Any:
     last, _, _ = model.vision_tower(pixels.transpose(0, 2, 3, 1), output_hidden_states=True)
-    return Encoded(flat(model.multi_modal_projector(last)))
+    return flat(model.multi_modal_projector(last))
 
 
-def _mistral3(model: Any, pixels: Any, grid: Grid) -> Encoded:
-    selected = _selected(model, pixtral_states(model, pixels))
-    return Encoded(flat(model.multi_modal_projector(selected[0], grid)))
+def _mistral3(model: Any, pixels: Any, grid: Grid) -> Walk:
+    selected = yield from _pixtral_selected(model, pixels)
+    return flat(model.multi_modal_projector(selected[0], grid))
 
 
-def _pixtral(model: Any, pixels: Any, grid: Grid) -> Encoded:
-    return Encoded(flat(model.multi_modal_projector(_selected(model, pixtral_states(model, pixels)))))
+def _pixtral(model: Any, pixels: Any, grid: Grid) -> Walk:
+    selected = yield from _pixtral_selected(model, pixels)
+    return flat(model.multi_modal_projector(selected))
 
 
-def _llava(model: Any, pixels: Any, grid: Grid) -> Encoded:
+def _pixtral_selected(model: Any, pixels: Any) -> Walk:
+    count = len(model.vision_tower.vision_model.transformer.layers) + 1
+    states = yield from pixtral(model, pixels, {range(count)[layer] for layer in _selected_layers(model)})
+    return _selected(model, states)
+
+
+def _llava(model: Any, pixels: Any, grid: Grid) -> Any:
     *_, states = model.vision_tower(pixels.transpose(0, 2, 3, 1), output_hidden_states=True)
-    return Encoded(flat(model.multi_modal_projector(_selected(model, states))))
+    return flat(model.multi_modal_projector(_selected(model, states)))
 
 
 def _selected(model: Any, states: Sequence[Any]) -> Any:
     """The hidden states (1, patches, D) of the layer, or side by side of the layers, that the projector reads; without
     the class token where the model's strategy says so."""
-    layers, first = model.vision_feature_layer, 0
-    if getattr(model, "vision_feature_select_strategy", "full") == "default":
-        first = 1
-    chosen = [states[layer][:, first:] for layer in ([layers] if isinstance(layers, int) else layers)]
+    first = int(getattr(model, "vision_feature_select_strategy", "full") == "default")
+    chosen = [states[layer][:, first:] for layer in _selected_layers(model)]
     return chosen[0] if len(chosen) == 1 else mx.concatenate(chosen, axis=-1)
+
+
+def _selected_layers(model: Any) -> Sequence[int]:
+    layers: int | Sequence[int] = model.vision_feature_layer
+    return [layers] if isinstance(layers, int) else layers
 
 
 def _text(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -91,7 +103,7 @@ _PROJECTED = ("vision_tower", "multi_modal_projector")
 
 
 def _qwen(module: str) -> VisionFamily:
-    return VisionFamily(module, ("vision_tower",), "blocks", qwen.encode, axes=True, casts=True, picture=of_patches)
+    return VisionFamily(module, ("vision_tower",), "blocks", walk=qwen.walk, axes=True, casts=True, picture=of_patches)
 
 
 _PIXTRAL_BLOCKS = "vision_model.transformer.layers"
@@ -116,8 +128,8 @@ _FAMILIES = {
         pads=True,
         picture=of_pools,
     ),
-    "mistral3": VisionFamily("mistral3", _PROJECTED, _PIXTRAL_BLOCKS, _mistral3, picture=of_pixels),
-    "pixtral": VisionFamily("pixtral", _PROJECTED, _PIXTRAL_BLOCKS, _pixtral, picture=of_pixels),
+    "mistral3": VisionFamily("mistral3", _PROJECTED, _PIXTRAL_BLOCKS, walk=_mistral3, picture=of_pixels),
+    "pixtral": VisionFamily("pixtral", _PROJECTED, _PIXTRAL_BLOCKS, walk=_pixtral, picture=of_pixels),
     "llava": VisionFamily("llava", _PROJECTED, _SIGLIP_BLOCKS, _llava, casts=True),
     "smolvlm": VisionFamily("smolvlm", ("vision_model", "connector"), "encoder.layers", idefics3),
     "idefics3": VisionFamily("idefics3", ("vision_model", "connector"), "encoder.layers", idefics3),

@@ -30,8 +30,7 @@ def of_patches(config: Any, side: int) -> Picture:
     """An image of Qwen-VL."""
     vision = config.vision_config
     length = _whole(side // vision.patch_size, vision.spatial_merge_size)
-    values = 3 * vision.temporal_patch_size * vision.patch_size**2
-    return Picture((length**2, values), ((1, length, length),))
+    return Picture((length**2, 3 * vision.patch_size**2), ((1, length, length),))
 
 
 def of_pools(config: Any, side: int) -> Picture:

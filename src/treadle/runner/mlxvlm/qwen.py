@@ -12,41 +12,52 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from .encoded import Encoded, Grid
+from .encoded import Grid, Walk
 
 Numbers = npt.NDArray[np.int32]
 
 
-def encode(model: Any, pixels: Any, grid: Grid) -> Encoded:
-    """Features by the tower of Qwen2-VL, Qwen2.5-VL, Qwen3-VL or Qwen3.5. Patches are rows of `pixels`, in the order in
-    which they are merged; `grid` has frames, rows and columns of patches."""
+def walk(model: Any, pixels: Any, grid: Grid) -> Walk:
+    """The tower of Qwen2-VL, Qwen2.5-VL, Qwen3-VL or Qwen3.5. Patches are rows of `pixels`, (n, 3 * frames * side**2),
+    in the order in which they are merged, or (n, 3 * side**2) where the frames of each are one picture. `grid` has
+    frames, rows and columns of patches."""
     tower = model.vision_tower
     places = patch_places(grid, tower.spatial_merge_size)
     lengths = np.repeat([rows * columns for _, rows, columns in grid], [frames for frames, *_ in grid])
-    x, turns = tower.patch_embed(pixels), _turns(tower.rotary_pos_emb, places)
+    x, turns = _embed(tower.patch_embed, pixels), _turns(tower.rotary_pos_emb, places)
+    del pixels
     if "pos_embed" in tower:
         x = x + _embedded(tower.pos_embed, *interpolation(grid, places, tower.num_grid_per_side))
     if not hasattr(tower, "get_window_index"):
-        return _layers(tower, x, turns, _ends(lengths), _ends(lengths), range(len(tower.blocks)))
+        return (yield from _layers(tower, x, turns, _ends(lengths), _ends(lengths), range(len(tower.blocks))))
     unit = tower.spatial_merge_size**2
     order, windows = window_order(grid, tower.spatial_merge_size, tower.window_size // tower.patch_size)
     patches = mx.array((order[:, None] * unit + np.arange(unit)).reshape(-1))
-    made = _layers(
+    rows = yield from _layers(
         tower, x[patches], turns[patches], _ends(lengths), _ends(windows * unit), tower.fullatt_block_indexes
     )
-    return Encoded(made.rows[mx.array(np.argsort(order))])
+    return rows[mx.array(np.argsort(order))]
 
 
-def _layers(tower: Any, x: Any, turns: Any, views: Numbers, windows: Numbers, whole: Sequence[int]) -> Encoded:
-    """Features of embedded patches; layers that are not `whole` attend within windows. `views` and `windows` are the
+def _embed(embedding: Any, pixels: Any) -> Any:
+    return embedding(with_frames(pixels, embedding.temporal_patch_size, embedding.patch_size))
+
+
+def with_frames(pixels: Any, frames: int, side: int) -> Any:
+    """Patches (n, 3 * frames * side**2) of `pixels`, which have their frames or are one picture, (n, 3 * side**2)."""
+    if pixels.shape[-1] != 3 * side**2:
+        return pixels
+    return mx.repeat(pixels.reshape(-1, 3, 1, side**2), frames, axis=2).reshape(len(pixels), -1)
+
+
+def _layers(tower: Any, x: Any, turns: Any, views: Numbers, windows: Numbers, whole: Sequence[int]) -> Walk:
+    """Layers over embedded patches; those that are not `whole` attend within windows. `views` and `windows` are the
     first places of each, and the end of the last."""
     deepest = list(getattr(tower, "deepstack_visual_indexes", ()))
-    deepstack = {}
     for i, layer in enumerate(tower.blocks):
         x = layer(x, cu_seqlens=views if i in whole else windows, rotary_pos_emb=turns)
-        if i in deepest:
-            deepstack[i] = tower.deepstack_merger_list[deepest.index(i)](x)
-    return Encoded(tower.merger(x), tuple(deepstack.values()), tuple(i + 1 for i in deepstack))
+        yield (x, tower.deepstack_merger_list[deepest.index(i)](x)) if i in deepest else (x,)
+    return tower.merger(x)
 
 
 def patch_places(grid: Grid, merge: int) -> Numbers:

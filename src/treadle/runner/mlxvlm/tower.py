@@ -1,19 +1,19 @@
 """A vision tower that is run in pieces: a few layers at a time.
 
-An image's graph is built at once, as MLX computes nothing before it is asked to. Each layer notes what it returns;
-computing those in turn computes the tower piece by piece.
+MLX computes nothing before it is asked to, so the graph of an image is built first, layer by layer as pieces are asked
+for, or of all layers at once. Computing what the layers return, in turn, computes the tower piece by piece.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import reduce
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 
-from .encoded import Encoded, Grid
+from .encoded import Encoded, Grid, Walk
 from .families import VisionFamily
 from .levels import values_of
 
@@ -32,26 +32,28 @@ class _Noted(nn.Module):  # type: ignore[misc]
 
 
 class LazyImage:
-    """The graph of an image's features: `states` are what its layers return, in order. The last piece is what comes
-    behind them: a projector takes as long as a layer or two."""
+    """Features of an image, layer by layer of `walk`, as `typed` by that. The last piece is what comes behind the
+    layers: a projector takes as long as a layer or two."""
 
-    def __init__(self, states: list[Any], encoded: Encoded) -> None:
-        self._states: list[Any] = states
-        self._encoded = encoded
+    def __init__(self, walk: Walk, typed: Callable[[Any], Any]) -> None:
+        self._walk = walk
+        self._typed = typed
+        self._deepstack: list[Any] = []
         self.done = 0
 
     def run(self, count: int) -> tuple[list[Any], Encoded | None]:
         """The arrays to compute next, for `count` pieces more, and the features once these are the last ones. Nothing
-        of the layers before is kept."""
-        start, self.done = self.done, self.done + count
-        if self.done > len(self._states):
-            self._states.clear()
-            return [self._encoded.rows, *self._encoded.deepstack], self._encoded
-        known = zip(self._encoded.deepstack, self._encoded.after, strict=True)
-        arrays = [array for array, after in known if start < after <= self.done]
-        arrays.append(self._states[self.done - 1])
-        self._states[start : self.done] = [None] * count
-        return arrays, None
+        of the layers before is kept. Raises ValueError where the features would not be computed by all layers."""
+        known, state = len(self._deepstack), None
+        for _ in range(count):
+            self.done += 1
+            try:
+                state, *deepstack = next(self._walk)
+            except StopIteration as end:
+                encoded = Encoded(self._typed(end.value), tuple(self._deepstack))
+                return [encoded.rows, *encoded.deepstack], encoded
+            self._deepstack += map(self._typed, deepstack)
+        return [*self._deepstack[known:], state], None
 
 
 class Tower:
@@ -68,26 +70,36 @@ class Tower:
         *path, name = family.blocks.split(".")
         holder = reduce(getattr, path, first)
         blocks = list(getattr(holder, name))
-        setattr(holder, name, [_Noted(block, self._states) for block in blocks])
+        if family.walk is None:
+            setattr(holder, name, [_Noted(block, self._states) for block in blocks])
         self.layers = len(blocks)
         self.pieces = self.layers + 1
 
     def image(self, pixels: Any, grid: Grid, table: Any | None = None) -> LazyImage:
-        """The graph of the features of an image, whose `pixels` are levels where there is a `table` of their values.
-        Raises ValueError where they would not be computed by all layers."""
+        """The features of an image, whose `pixels` are levels where there is a `table` of their values."""
+        given = mx.array(pixels if table is None else table)
+        given = given.astype(self._dtype) if self._family.casts else given
+        given = given if table is None else values_of(mx.array(pixels), given, grid)
+        walk = self._at_once if self._family.walk is None else self._family.walk
+        return LazyImage(walk(self._model, given, grid), self._typed)
+
+    def _typed(self, features: Any) -> Any:
+        return (features if self._factor == 1.0 else features / self._factor).astype(self._dtype)
+
+    def _at_once(self, model: Any, pixels: Any, grid: Grid) -> Walk:
+        """A walk along layers that are all called before the first is computed."""
+        assert self._family.encode is not None, "a family has one of both"
         try:
-            given = mx.array(pixels if table is None else table)
-            given = given.astype(self._dtype) if self._family.casts else given
-            given = given if table is None else values_of(mx.array(pixels), given, grid)
-            encoded = self._family.encode(self._model, given, grid)
+            rows = self._family.encode(model, pixels, grid)
         finally:
-            states = list(self._states)
+            states = self._states[::-1]
             self._states.clear()
+        del pixels
         if len(states) != self.layers:
             raise ValueError(f"{len(states)} of {self.layers} layers of the vision tower are used")
-        rows = encoded.rows if self._factor == 1.0 else encoded.rows / self._factor
-        cast = [array.astype(self._dtype) for array in (rows, *encoded.deepstack)]
-        return LazyImage(states, Encoded(cast[0], tuple(cast[1:]), encoded.after))
+        while states:
+            yield (states.pop(),)
+        return rows
 
     def count(self, shape: Sequence[int], grid: Grid) -> int:
         """How many features an image of this shape and grid has."""

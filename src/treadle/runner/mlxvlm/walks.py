@@ -6,15 +6,16 @@ by itself has nothing of: other images, and padding.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 
-from .encoded import Encoded, Grid
+from .encoded import Grid, Walk
 
 
-def gemma4(model: Any, pixels: Any, grid: Grid) -> Encoded:
+def gemma4(model: Any, pixels: Any, grid: Grid) -> Any:
     """Features by the tower of Gemma 4. No patch of an image is padding."""
     tower = model.vision_tower
     views, _, height, width = pixels.shape
@@ -26,27 +27,30 @@ def gemma4(model: Any, pixels: Any, grid: Grid) -> Encoded:
     pooled, _ = tower.pooler(x, positions, padding, output_length=count // tower.pooling_kernel_size**2)
     if tower.config.standardize:
         pooled = (pooled - tower.std_bias) * tower.std_scale
-    return Encoded(flat(model.embed_vision(flat(pooled)[None])))
+    return flat(model.embed_vision(flat(pooled)[None]))
 
 
-def pixtral_states(model: Any, pixels: Any) -> list[Any]:
-    """Hidden states (1, patches, D) of Pixtral's tower for one image (1, 3, height, width): in front of its layers, and
-    behind each."""
+def pixtral(model: Any, pixels: Any, kept: Collection[int]) -> Walk:
+    """Pixtral's tower for one image (1, 3, height, width). Returns its hidden states (1, patches, D), in front of its
+    layers and behind each: the `kept` ones, by their places, and None for the others."""
     tower = model.vision_tower.vision_model
     embedded = tower.patch_conv(pixels.transpose(0, 2, 3, 1).astype(tower.patch_conv.weight.dtype))
+    del pixels
     views, rows, columns, width = embedded.shape
     if views != 1:
         raise ValueError(f"an image of {views} views, and this tower takes one")
     x = tower.ln_pre(embedded.reshape(1, rows * columns, width))
     row, column = np.divmod(np.arange(rows * columns, dtype=np.int32), columns)
     side = tower.config.image_size // tower.config.patch_size
-    turns, states = tower.patch_positional_embedding(x, mx.array(row * side + column)), [x]
-    for layer in tower.transformer.layers:
-        states.append(layer(states[-1], mask=None, position_embeddings=turns))
+    turns, states = tower.patch_positional_embedding(x, mx.array(row * side + column)), [x if 0 in kept else None]
+    for place, layer in enumerate(tower.transformer.layers, 1):
+        x = layer(x, mask=None, position_embeddings=turns)
+        states.append(x if place in kept else None)
+        yield (x,)
     return states
 
 
-def idefics3(model: Any, pixels: Any, grid: Grid) -> Encoded:
+def idefics3(model: Any, pixels: Any, grid: Grid) -> Any:
     """Features by the tower of SmolVLM or Idefics 3, of views that are all full."""
     tower = model.vision_model
     embeddings = tower.embeddings
@@ -58,10 +62,10 @@ def idefics3(model: Any, pixels: Any, grid: Grid) -> Encoded:
     x = patches.flatten(1, 2) + embeddings.position_embedding(places)
     x = x.astype(embeddings.patch_embedding.weight.dtype)
     last, *_ = tower.encoder(x=x, output_hidden_states=True, mask=None)
-    return Encoded(flat(model.connector(tower.post_layernorm(last))))
+    return flat(model.connector(tower.post_layernorm(last)))
 
 
-def lfm2(model: Any, pixels: Any, grid: Grid) -> Encoded:
+def lfm2(model: Any, pixels: Any, grid: Grid) -> Any:
     """Features by the tower of LFM2-VL, of views with padding behind their patches."""
     shapes = np.array([list(size) for size in grid])
     counts = shapes.prod(axis=1)
@@ -71,7 +75,7 @@ def lfm2(model: Any, pixels: Any, grid: Grid) -> Encoded:
     for view, (rows, columns) in enumerate(shapes.tolist()):
         own = states[view, : rows * columns].reshape(1, rows, columns, -1)
         parts.append(flat(model.multi_modal_projector(model.pixel_unshuffle(own))))
-    return Encoded(mx.concatenate(parts))
+    return mx.concatenate(parts)
 
 
 def flat(rows: Any) -> Any:

@@ -9,10 +9,9 @@ from .base import Area, Count, ImageSettings, Layout, common_fields, given
 
 class QwenImages(ImageSettings, frozen=True, kw_only=True, tag=True):
     """Sides are multiples of `patch` times `merge`; a token is `merge` x `merge` patches. The area is between
-    `min_pixels` and `max_pixels`. Each patch is there `temporal` times, as a video's frames would be."""
+    `min_pixels` and `max_pixels`. The tower embeds a picture as if it were each of a video's frames."""
 
     patch: Count = 14
-    temporal: Count = 2
     merge: Count = 2
     min_pixels: Area = 56 * 56
     max_pixels: Area = 14 * 14 * 4 * 1280
@@ -30,7 +29,7 @@ def fields(raw: dict[str, Any], config: dict[str, Any], processor: dict[str, Any
     """Return the fields of a folder's settings."""
     older = str(config.get("model_type")) in ("qwen2_vl", "qwen2_5_vl")
     found: dict[str, Any] = {"patch": 14 if older else 16}
-    found |= given(raw, patch="patch_size", temporal="temporal_patch_size", merge="merge_size")
+    found |= given(raw, patch="patch_size", merge="merge_size")
     size = raw.get("size") if isinstance(raw.get("size"), dict) else {}
     assert isinstance(size, dict)
     found |= given(size, min_pixels="shortest_edge", max_pixels="longest_edge")
