@@ -9,10 +9,11 @@ loop of a server, with its scheduler and its guard. Prompts are random tokens. A
 each of their tokens rightly with the given chance, and wrongly else; its outcomes are learned from verified drafts
 alone. With `--draft` a draft model of the same family, whose shape has the fields of JSON, or with `--mtp` an MTP head
 drafts, with random weights, and its tokens are replaced by those: so drafts cost what they do. With `--lookup` drafts
-are looked up: in prompts that repeat a passage, or in random ones. Plain and speculative rounds alternate; ratios are
-medians over rounds. All tokens must be the same in float32. In bfloat16 a row may differ where two tokens are nearly as
-probable: the largest difference of their log-probabilities, by the plain model, is told. As drafts are those of the
-plain answer, they are wrong from there on: with `--sure` weights are made whose answers don't depend on rounding.
+are looked up: in prompts that repeat a passage, or in random ones. Two runners of the model, one without a drafter,
+decode the same prompts in turns of 0.15 s; ratios are medians over rounds. All tokens must be the same in float32. In
+bfloat16 a row may differ where two tokens are nearly as probable: the largest difference of their log-probabilities, by
+the plain model, is told. As drafts are those of the plain answer, they are wrong from there on: with `--sure` weights
+are made whose answers don't depend on rounding.
 Nothing new is begun after `--limit` seconds.
 """
 
@@ -26,7 +27,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 from benchmarks.arguments import add_model, prepare_device, shape_config  # noqa: E402
 
 PREFILL_TOKENS = 2048
+WINDOW_S = 0.15
 PASSAGE = 24
 CIRCLE = 48  # tokens
 LOUD = 40.0
@@ -60,7 +62,6 @@ class Bench:
     options: argparse.Namespace
     blas: Any
     drafter: Any = None
-    answers: dict[str, list[int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         from tests.support.scripted_drafter import ScriptedDrafter
@@ -70,8 +71,10 @@ class Bench:
 
         self.drafter = real_drafter(self.model, self.options) or Exchangeable(ScriptedDrafter({}))
         govern = ThreadGovernor(self.blas.set_threads, self.blas.threads).before_step if self.blas.set_threads else None
+        self.plain_runner = ModelRunner(self.model, before_step=govern or (lambda: None))
         self.runner = ModelRunner(self.model, before_step=govern or (lambda: None), drafter=self.drafter)
-        self.runner.warm_up()
+        for runner in (self.plain_runner, self.runner):
+            runner.warm_up()
 
     def prompts(self, rows: int, round_: int, repeating: bool) -> list[tuple[int, ...]]:
         """Random prompts; repeating ones say the same passage again and again."""
@@ -84,47 +87,28 @@ class Bench:
         passages = [[dice.randrange(most) for _ in range(PASSAGE)] for _ in range(rows)]
         return [tuple((passage * (length // PASSAGE + 1))[:length]) for passage in passages]
 
-    def run(self, prompts: Sequence[tuple[int, ...]], speculate: bool) -> Run:
-        """Decode all prompts at once. The time counts from the first step in which all of them decode."""
-        import msgspec
+    def answers_of(self, prompts: Sequence[tuple[int, ...]]) -> list[list[int]]:
+        """The plain answers to prompts, for a drafter that knows them."""
+        if self.options.sure:
+            return [sure_answer(prompt, self.options.tokens, self.model.vocabulary) for prompt in prompts]
+        known = Arm(self.plain_runner, prompts, self.options.tokens, speculate=False)
+        known.run()
+        return known.rows
 
-        from treadle.core.capabilities import SpeculationCapabilities
-        from treadle.core.messages import StepReport, Submit
-        from treadle.engine.loop import EngineLoop
-        from treadle.engine.mailbox import Mailbox
-        from treadle.engine.owner import OwnerLimits, scheduler_for
-
-        self.runner.forget_prefixes()
-        can = self.runner.capabilities()
-        if not speculate:
-            steps = msgspec.structs.replace(can.steps, speculation=SpeculationCapabilities())
-            can = msgspec.structs.replace(can, steps=steps)
-        limits = OwnerLimits(max_running=len(prompts), prefill_tokens=PREFILL_TOKENS)
-        scheduler = scheduler_for(can, limits, self.runner.match_prefix, self.runner.grammar_state)
-        reports: list[Any] = []
-        loop = EngineLoop(self.runner, scheduler, Mailbox(), reports.append)
-        found = Run([[] for _ in prompts])
+    def compare(self, prompts: Sequence[tuple[int, ...]]) -> tuple[Arm, Arm]:
+        """Decode all prompts plainly and speculatively, in turns of `WINDOW_S` seconds: a host whose speed changes
+        within seconds is the same for both. Times count from the first step in which all of them decode."""
         self.drafter.begin_round()
-        for i, prompt in enumerate(prompts):
-            loop.mailbox.put(Submit(id=str(i), prompt=prompt, max_tokens=self.options.tokens, max_wait_s=1e9))
-        began, counted, timed = 0.0, 0, StepTimes(self.runner)
-        while not all(len(row) == self.options.tokens for row in found.rows):
-            loop.run_once()
-            for output in [o for report in reports if isinstance(report, StepReport) for o in report.outputs]:
-                if output.finish is not None and output.finish.reason != "length":
-                    sys.exit(f"a sequence ended: {output.finish}")
-                found.rows[int(output.id)] += output.tokens
-                found.drafted += output.drafted
-                found.accepted += output.accepted
-            reports.clear()
-            if not began and all(found.rows):
-                began, counted = time.perf_counter(), sum(map(len, found.rows))
-        found.seconds = time.perf_counter() - began
-        found.steps = timed.ended()
-        found.tokens = sum(map(len, found.rows)) - counted
-        while loop.has_work:
-            loop.run_once()
-        return found
+        plain = Arm(self.plain_runner, prompts, self.options.tokens, speculate=False)
+        fast = Arm(self.runner, prompts, self.options.tokens, speculate=True)
+        for arm in (plain, fast):
+            arm.prefill()
+        while not (plain.done and fast.done):
+            for arm in (plain, fast):
+                arm.run(WINDOW_S)
+        for arm in (plain, fast):
+            arm.leave()
+        return plain, fast
 
     def difference(self, prompt: tuple[int, ...], plain: list[int], fast: list[int]) -> float:
         """Difference of the log-probabilities of the first tokens that differ, by a plain step behind the others."""
@@ -144,16 +128,91 @@ class Bench:
         return abs(top[plain[at]] - top[fast[at]]) if plain[at] in top and fast[at] in top else float("inf")
 
 
-@dataclass
-class Run:
-    """What a run gave: tokens by row, those that were timed, and draft tokens."""
+class Arm:
+    """A runner that decodes `tokens` for each prompt, as a server's engine does: its `rows` so far, the `seconds` for
+    those behind the first of each, and draft tokens."""
 
-    rows: list[list[int]]
-    tokens: int = 0
-    seconds: float = 0.0
-    drafted: int = 0
-    accepted: int = 0
-    steps: dict[bool, list[float]] = field(default_factory=dict)
+    def __init__(self, runner: Any, prompts: Sequence[tuple[int, ...]], tokens: int, *, speculate: bool) -> None:
+        import msgspec
+
+        from treadle.core.capabilities import SpeculationCapabilities
+        from treadle.core.messages import Submit
+        from treadle.engine.loop import EngineLoop
+        from treadle.engine.mailbox import Mailbox
+        from treadle.engine.owner import OwnerLimits, scheduler_for
+
+        runner.forget_prefixes()
+        can = runner.capabilities()
+        if not speculate:
+            steps = msgspec.structs.replace(can.steps, speculation=SpeculationCapabilities())
+            can = msgspec.structs.replace(can, steps=steps)
+        limits = OwnerLimits(max_running=len(prompts), prefill_tokens=PREFILL_TOKENS)
+        scheduler = scheduler_for(can, limits, runner.match_prefix, runner.grammar_state)
+        self._reports: list[Any] = []
+        self._loop = EngineLoop(runner, scheduler, Mailbox(), self._reports.append)
+        for i, prompt in enumerate(prompts):
+            self._loop.mailbox.put(Submit(id=str(i), prompt=prompt, max_tokens=tokens, max_wait_s=1e9))
+        self._runner, self._tokens = runner, tokens
+        self._untimed = 0
+        self._steps = StepTimes(runner)
+        self.rows: list[list[int]] = [[] for _ in prompts]
+        self.seconds = 0.0
+        self.drafted = self.accepted = 0
+
+    @property
+    def done(self) -> bool:
+        return all(len(row) == self._tokens for row in self.rows)
+
+    @property
+    def rate(self) -> float:
+        """Tokens a second."""
+        return (sum(map(len, self.rows)) - self._untimed) / self.seconds
+
+    @property
+    def steps(self) -> dict[bool, list[float]]:
+        return self._steps.found
+
+    def prefill(self) -> None:
+        """Run until all prompts have an answer's first token."""
+        import mlx.core as mx
+
+        while not all(self.rows):
+            self._turn()
+        mx.synchronize()
+        self._untimed = sum(map(len, self.rows))
+
+    def run(self, limit_s: float = float("inf")) -> None:
+        """Decode for so long, or to the end, and wait for the device, so that another one finds it idle."""
+        import mlx.core as mx
+
+        if self.done:
+            return
+        self._steps.pause()
+        began = time.perf_counter()
+        while not self.done and time.perf_counter() - began < limit_s:
+            self._turn()
+        mx.synchronize()
+        self.seconds += time.perf_counter() - began
+        if self.done:
+            self.leave()
+
+    def _turn(self) -> None:
+        from treadle.core.messages import StepReport
+
+        self._loop.run_once()
+        for output in [o for report in self._reports if isinstance(report, StepReport) for o in report.outputs]:
+            if output.finish is not None and output.finish.reason != "length":
+                sys.exit(f"a sequence ended: {output.finish}")
+            self.rows[int(output.id)] += output.tokens
+            self.drafted += output.drafted
+            self.accepted += output.accepted
+        self._reports.clear()
+
+    def leave(self) -> None:
+        """Finish what is in flight."""
+        while self._loop.has_work:
+            self._loop.run_once()
+        self._steps.end()
 
 
 class StepTimes:
@@ -161,20 +220,23 @@ class StepTimes:
 
     def __init__(self, runner: Any) -> None:
         self._runner, self._start = runner, runner.start
-        self._steps: dict[bool, list[float]] = {False: [], True: []}
+        self.found: dict[bool, list[float]] = {False: [], True: []}
         self._before: tuple[float, bool] | None = None
         runner.start = self._timed
 
     def _timed(self, plan: Any) -> None:
         now, before = time.perf_counter(), self._before
         if before is not None:
-            self._steps[before[1]].append(now - before[0])
+            self.found[before[1]].append(now - before[0])
         self._before = None if plan.prefill or not plan.decode else (now, plan.verifies)
         self._start(plan)
 
-    def ended(self) -> dict[bool, list[float]]:
+    def pause(self) -> None:
+        """Leave out the time to the next step."""
+        self._before = None
+
+    def end(self) -> None:
         self._runner.start = self._start
-        return self._steps
 
 
 class Exchangeable:
@@ -286,6 +348,19 @@ def sure_prompt(dice: random.Random, length: int, vocabulary: int, repeating: bo
     return tuple(first + i % CIRCLE for i in range(length))
 
 
+def sure_answer(prompt: Sequence[int], tokens: int, vocabulary: int) -> list[int]:
+    """Return the answer to a prompt, by the weights of `make_sure`."""
+    half, last, answer = vocabulary // 2 // CIRCLE * CIRCLE, prompt[-1], list[int]()
+    for _ in range(tokens):
+        last = (
+            last // CIRCLE * CIRCLE + (last + 1) % CIRCLE
+            if last < half
+            else half + (last - half + 1) % (vocabulary - half)
+        )
+        answer.append(last)
+    return answer
+
+
 def make_head(folder: Path, module: Any, config: dict[str, Any]) -> None:
     """Write a folder with an MTP head of MiMo's layout: the last layer of the model, and a random joint."""
     import mlx.core as mx
@@ -310,23 +385,24 @@ def cell(bench: Bench, rows: int, kind: str) -> dict[str, Any]:
     rates: dict[bool, list[float]] = {False: [], True: []}
     drafted = accepted = 0
     differing, apart = 0, 0.0
-    steps: list[dict[bool, list[float]]] = []
+    steps: list[dict[str, list[float]]] = []
     for round_ in range(bench.options.rounds):
         prompts = bench.prompts(rows, round_, kind == "repeating")
-        plain = bench.run(prompts, speculate=False)
         if lookup:
             bench.drafter.use(LookupDrafter(None))
         else:
-            answers = {str(i): row for i, row in enumerate(plain.rows)}
+            answers = {str(i): row for i, row in enumerate(bench.answers_of(prompts))}
             bench.drafter.use(ScriptedDrafter(answers, float(kind), seed=round_))
-        fast = bench.run(prompts, speculate=True)
+        plain, fast = bench.compare(prompts)
         pairs = [pair for pair in zip(prompts, plain.rows, fast.rows, strict=True) if pair[1] != pair[2]]
         differing += len(pairs)
         apart = max([apart, *(bench.difference(*pair) for pair in pairs[:MOST_EXPLAINED])])
         drafted, accepted = drafted + fast.drafted, accepted + fast.accepted
-        steps.append(fast.steps)
+        steps.append(
+            {"without a drafter": plain.steps[False], "plain": fast.steps[False], "verifying": fast.steps[True]}
+        )
         for speculate, run in ((False, plain), (True, fast)):
-            rates[speculate].append(run.tokens / run.seconds)
+            rates[speculate].append(run.rate)
     ratios = [fast / plain for plain, fast in zip(rates[False], rates[True], strict=True)]
     return {
         "rows": rows,
@@ -340,9 +416,7 @@ def cell(bench: Bench, rows: int, kind: str) -> dict[str, Any]:
         "accepted": accepted,
         "differing": differing,
         "apart": apart,
-        "steps": {
-            name: _summed([each[kind] for each in steps]) for name, kind in (("plain", False), ("verifying", True))
-        },
+        "steps": {name: _summed([each[name] for each in steps]) for name in steps[0]},
     }
 
 
@@ -425,7 +499,8 @@ def main() -> None:
             )
             if options.json:
                 options.json.write_text(json.dumps(cells))
-    bench.runner.close()
+    for runner in (bench.plain_runner, bench.runner):
+        runner.close()
 
 
 if __name__ == "__main__":
