@@ -9,11 +9,11 @@ loop of a server, with its scheduler and its guard. Prompts are random tokens. A
 each of their tokens rightly with the given chance, and wrongly else; its outcomes are learned from verified drafts
 alone. With `--draft` a draft model of the same family, whose shape has the fields of JSON, or with `--mtp` an MTP head
 drafts, with random weights, and its tokens are replaced by those: so drafts cost what they do. With `--lookup` drafts
-are looked up: in prompts that repeat a passage, or in random ones. Two runners of the model, one without a drafter,
-decode the same prompts in turns of 0.15 s; ratios are medians over rounds. All tokens must be the same in float32. In
-bfloat16 a row may differ where two tokens are nearly as probable: the largest difference of their log-probabilities, by
-the plain model, is told. As drafts are those of the plain answer, they are wrong from there on: with `--sure` weights
-are made whose answers don't depend on rounding.
+are looked up: in prompts that repeat a passage, or in random ones. Plain and speculative decoding of the same prompts
+take turns of 0.15 s; ratios are medians over rounds. All tokens must be the same in float32. In bfloat16 a row may
+differ where two tokens are nearly as probable: the largest difference of their log-probabilities, by the plain model,
+is told. As drafts are those of the plain answer, they are wrong from there on: with `--sure` weights are made whose
+answers don't depend on rounding.
 Nothing new is begun after `--limit` seconds.
 """
 
@@ -38,6 +38,7 @@ from benchmarks.arguments import add_model, prepare_device, shape_config  # noqa
 
 PREFILL_TOKENS = 2048
 WINDOW_S = 0.15
+FAST = "fast"
 PASSAGE = 24
 CIRCLE = 48  # tokens
 LOUD = 40.0
@@ -71,10 +72,8 @@ class Bench:
 
         self.drafter = real_drafter(self.model, self.options) or Exchangeable(ScriptedDrafter({}))
         govern = ThreadGovernor(self.blas.set_threads, self.blas.threads).before_step if self.blas.set_threads else None
-        self.plain_runner = ModelRunner(self.model, before_step=govern or (lambda: None))
         self.runner = ModelRunner(self.model, before_step=govern or (lambda: None), drafter=self.drafter)
-        for runner in (self.plain_runner, self.runner):
-            runner.warm_up()
+        self.runner.warm_up()
 
     def prompts(self, rows: int, round_: int, repeating: bool) -> list[tuple[int, ...]]:
         """Random prompts; repeating ones say the same passage again and again."""
@@ -91,23 +90,24 @@ class Bench:
         """The plain answers to prompts, for a drafter that knows them."""
         if self.options.sure:
             return [sure_answer(prompt, self.options.tokens, self.model.vocabulary) for prompt in prompts]
-        known = Arm(self.plain_runner, prompts, self.options.tokens, speculate=False)
+        self.runner.forget_prefixes()
+        known = Arm("known", self.runner, prompts, self.options.tokens, speculate=False)
         known.run()
         return known.rows
 
     def compare(self, prompts: Sequence[tuple[int, ...]]) -> tuple[Arm, Arm]:
         """Decode all prompts plainly and speculatively, in turns of `WINDOW_S` seconds: a host whose speed changes
         within seconds is the same for both. Times count from the first step in which all of them decode."""
+        self.runner.forget_prefixes()
         self.drafter.begin_round()
-        plain = Arm(self.plain_runner, prompts, self.options.tokens, speculate=False)
-        fast = Arm(self.runner, prompts, self.options.tokens, speculate=True)
+        plain, fast = (
+            Arm(name, self.runner, prompts, self.options.tokens, speculate=name == FAST) for name in ("plain", FAST)
+        )
         for arm in (plain, fast):
             arm.prefill()
         while not (plain.done and fast.done):
             for arm in (plain, fast):
                 arm.run(WINDOW_S)
-        for arm in (plain, fast):
-            arm.leave()
         return plain, fast
 
     def difference(self, prompt: tuple[int, ...], plain: list[int], fast: list[int]) -> float:
@@ -129,10 +129,13 @@ class Bench:
 
 
 class Arm:
-    """A runner that decodes `tokens` for each prompt, as a server's engine does: its `rows` so far, the `seconds` for
-    those behind the first of each, and draft tokens."""
+    """Sequences of a runner, one of `tokens` for each prompt, that a scheduler of their own steps as a server's engine
+    does: their `rows` so far, the `seconds` for those behind the first of each, and draft tokens. Nothing is in flight
+    between calls, so several may use a runner in turns."""
 
-    def __init__(self, runner: Any, prompts: Sequence[tuple[int, ...]], tokens: int, *, speculate: bool) -> None:
+    def __init__(
+        self, name: str, runner: Any, prompts: Sequence[tuple[int, ...]], tokens: int, *, speculate: bool
+    ) -> None:
         import msgspec
 
         from treadle.core.capabilities import SpeculationCapabilities
@@ -141,7 +144,6 @@ class Arm:
         from treadle.engine.mailbox import Mailbox
         from treadle.engine.owner import OwnerLimits, scheduler_for
 
-        runner.forget_prefixes()
         can = runner.capabilities()
         if not speculate:
             steps = msgspec.structs.replace(can.steps, speculation=SpeculationCapabilities())
@@ -151,8 +153,9 @@ class Arm:
         self._reports: list[Any] = []
         self._loop = EngineLoop(runner, scheduler, Mailbox(), self._reports.append)
         for i, prompt in enumerate(prompts):
-            self._loop.mailbox.put(Submit(id=str(i), prompt=prompt, max_tokens=tokens, max_wait_s=1e9))
-        self._runner, self._tokens = runner, tokens
+            id_ = f"{name} {i}"
+            self._loop.mailbox.put(Submit(id=id_, prompt=prompt, max_tokens=tokens, salt=name, max_wait_s=1e9))
+        self._tokens = tokens
         self._untimed = 0
         self._steps = StepTimes(runner)
         self.rows: list[list[int]] = [[] for _ in prompts]
@@ -174,45 +177,43 @@ class Arm:
 
     def prefill(self) -> None:
         """Run until all prompts have an answer's first token."""
-        import mlx.core as mx
-
         while not all(self.rows):
             self._turn()
-        mx.synchronize()
+        self._land()
         self._untimed = sum(map(len, self.rows))
 
     def run(self, limit_s: float = float("inf")) -> None:
-        """Decode for so long, or to the end, and wait for the device, so that another one finds it idle."""
-        import mlx.core as mx
-
+        """Decode for so long, or to the end."""
         if self.done:
             return
-        self._steps.pause()
         began = time.perf_counter()
-        while not self.done and time.perf_counter() - began < limit_s:
-            self._turn()
-        mx.synchronize()
+        with self._steps:
+            while not self.done and time.perf_counter() - began < limit_s:
+                self._turn()
+        self._land()
         self.seconds += time.perf_counter() - began
-        if self.done:
-            self.leave()
+        while self.done and self._loop.has_work:
+            self._loop.run_once()
 
     def _turn(self) -> None:
+        self._loop.run_once()
+        self._hear()
+
+    def _land(self) -> None:
+        """Finish what is in flight, and start nothing."""
+        self._loop._flush(self._loop._finish_until(0))
+        self._hear()
+
+    def _hear(self) -> None:
         from treadle.core.messages import StepReport
 
-        self._loop.run_once()
         for output in [o for report in self._reports if isinstance(report, StepReport) for o in report.outputs]:
             if output.finish is not None and output.finish.reason != "length":
                 sys.exit(f"a sequence ended: {output.finish}")
-            self.rows[int(output.id)] += output.tokens
+            self.rows[int(output.id.split()[1])] += output.tokens
             self.drafted += output.drafted
             self.accepted += output.accepted
         self._reports.clear()
-
-    def leave(self) -> None:
-        """Finish what is in flight."""
-        while self._loop.has_work:
-            self._loop.run_once()
-        self._steps.end()
 
 
 class StepTimes:
@@ -222,7 +223,13 @@ class StepTimes:
         self._runner, self._start = runner, runner.start
         self.found: dict[bool, list[float]] = {False: [], True: []}
         self._before: tuple[float, bool] | None = None
-        runner.start = self._timed
+
+    def __enter__(self) -> None:
+        self._before = None
+        self._runner.start = self._timed
+
+    def __exit__(self, *raised: object) -> None:
+        self._runner.start = self._start
 
     def _timed(self, plan: Any) -> None:
         now, before = time.perf_counter(), self._before
@@ -230,13 +237,6 @@ class StepTimes:
             self.found[before[1]].append(now - before[0])
         self._before = None if plan.prefill or not plan.decode else (now, plan.verifies)
         self._start(plan)
-
-    def pause(self) -> None:
-        """Leave out the time to the next step."""
-        self._before = None
-
-    def end(self) -> None:
-        self._runner.start = self._start
 
 
 class Exchangeable:
@@ -391,7 +391,7 @@ def cell(bench: Bench, rows: int, kind: str) -> dict[str, Any]:
         if lookup:
             bench.drafter.use(LookupDrafter(None))
         else:
-            answers = {str(i): row for i, row in enumerate(bench.answers_of(prompts))}
+            answers = {f"{FAST} {i}": row for i, row in enumerate(bench.answers_of(prompts))}
             bench.drafter.use(ScriptedDrafter(answers, float(kind), seed=round_))
         plain, fast = bench.compare(prompts)
         pairs = [pair for pair in zip(prompts, plain.rows, fast.rows, strict=True) if pair[1] != pair[2]]
@@ -399,7 +399,7 @@ def cell(bench: Bench, rows: int, kind: str) -> dict[str, Any]:
         apart = max([apart, *(bench.difference(*pair) for pair in pairs[:MOST_EXPLAINED])])
         drafted, accepted = drafted + fast.drafted, accepted + fast.accepted
         steps.append(
-            {"without a drafter": plain.steps[False], "plain": fast.steps[False], "verifying": fast.steps[True]}
+            {"of plain decoding": plain.steps[False], "plain": fast.steps[False], "verifying": fast.steps[True]}
         )
         for speculate, run in ((False, plain), (True, fast)):
             rates[speculate].append(run.rate)
@@ -499,8 +499,7 @@ def main() -> None:
             )
             if options.json:
                 options.json.write_text(json.dumps(cells))
-    for runner in (bench.plain_runner, bench.runner):
-        runner.close()
+    bench.runner.close()
 
 
 if __name__ == "__main__":
