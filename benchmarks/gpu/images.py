@@ -7,10 +7,10 @@ the loader reads them: nothing is written. Each image is 1024 x 1024 pixels, or 
 
 In turn: the start; eight rows decode alone; the first image of all comes in beside them, then more, and then text; a
 question about an image at an idle engine, a second one, and the same for a text as long; 32 image requests at once;
-requests of text alone beside images. Rows take a token a step: nothing is drafted for them. Beside gaps stands the
-longest turn of the engine's loop: its milliseconds, those of its thread's processor, and the two plans under way. Each
-figure is printed, and written to OUT.json, as soon as there is one. The program ends at the first figure or step behind
-`--limit` seconds. `--small` shows that it works on a CPU.
+requests of text alone beside images. Rows take a token a step: nothing is drafted for them. Beside gaps stand the
+longest turns of the engine's loop: their milliseconds, those of its thread's processor, and the two plans under way.
+Each figure is printed, and written to OUT.json, as soon as there is one. The program ends at the first figure or step
+behind `--limit` seconds. `--small` shows that it works on a CPU.
 """
 
 from __future__ import annotations
@@ -204,7 +204,7 @@ class Engine:
         limits = OwnerLimits(max_running=MAX_RUNNING, prefill_tokens=2048)
         self._loop = EngineLoop(self.runner, scheduler_of(self.runner, limits), self._mailbox, self._hear)
         self._plans: deque[StepPlan] = deque(maxlen=2)
-        self._longest: tuple[float, float, list[str]] = 0.0, 0.0, []
+        self._turns: list[tuple[float, float, list[str]]] = []
         self._start = self.runner.start
         self.runner.start = self._noted  # type: ignore[method-assign]
 
@@ -278,14 +278,13 @@ class Engine:
             began, busy = time.monotonic(), time.thread_time()
             self._loop.run_once()
             took, busy = (round(1e3 * seconds, 1) for seconds in (time.monotonic() - began, time.thread_time() - busy))
-            if took > self._longest[0]:
-                self._longest = took, busy, [summary(plan) for plan in self._plans]
+            self._turns.append((took, busy, [summary(plan) for plan in self._plans]))
             self._progress.check()
 
-    def longest(self) -> tuple[float, float, list[str]]:
-        """Milliseconds of the longest turn of the loop since the last call, those in which the thread was running, and
+    def longest(self, most: int = 5) -> list[tuple[float, float, list[str]]]:
+        """Milliseconds of the longest turns of the loop since the last call, those in which the thread was running, and
         the plans then under way."""
-        found, self._longest = self._longest, (0.0, 0.0, [])
+        found, self._turns = sorted(self._turns, reverse=True)[:most], []
         return found
 
     def cancel(self, ids: Sequence[str]) -> None:
@@ -357,14 +356,14 @@ def beside_rows(engine: Engine, progress: Progress, *, small: bool) -> None:
     for name, seed, ids in (("the first image", 10, ["first"]), ("images", 11, others)):
         before = len(heard) - 1
         found = engine.firsts({id_: engine.ask(id_, seed + i) for i, id_ in enumerate(ids)})
-        progress(f"beside {name}", {"gaps": gaps(heard[before:]), "turn": engine.longest(), "first tokens": found})
+        progress(f"beside {name}", {"gaps": gaps(heard[before:]), "turns": engine.longest(), "first tokens": found})
     before = len(heard) - 1
     length = 96 + engine.draw(10).count
     sent = {f"plain {i}": engine.ask(f"plain {i}", text=length, salt=500 + i) for i in range(count)}
     found = engine.firsts(sent)
     progress(
         "beside as long prompts of text",
-        {"gaps": gaps(heard[before:]), "turn": engine.longest(), "first tokens": found},
+        {"gaps": gaps(heard[before:]), "turns": engine.longest(), "first tokens": found},
     )
     engine.cancel(rows)
 
