@@ -261,4 +261,5 @@ IN_SIZES = Machine(2.3e-3, 4.2e-3, 1.6e-3, 2.2e-3, 6e-6, context_s=2e-10, chunk_
 BENT = Machine(2.3e-3, 3.05e-3, 1.1e-3, 2e-3, 8e-6, context_s=2.4e-10, chunk_sizes=PROMPT_SIZES)
 CROWDED = Machine(2.6e-3, 3.3e-3, 8e-3, 9e-3, 4e-6, context_s=2e-10, noise=0.1, chunk_sizes=PROMPT_SIZES)
 CPU = Machine(0.0, 0.0, 0.1, 0.13, 3e-3, lookahead=0)
+DEAR_MIX = Machine(3.6e-3, 8.5e-3, 3.2e-3, 5e-3, 41e-6, context_s=2e-10)
 DEAR_PASS = Machine(1e-3, 1e-3, 4e-3, 12e-3, 8e-6, context_s=2e-10)

@@ -14,6 +14,7 @@ from tests.core.machine import (
     BENT,
     CPU,
     CROWDED,
+    DEAR_MIX,
     DEAR_PASS,
     IN_SIZES,
     LARGE,
@@ -62,6 +63,24 @@ WITHIN = {
 
 def length(machine: Machine) -> int:
     return 3000 if machine is CPU else 30_000
+
+
+def test_many_prompts_beside_few_rows_wait_for_their_tokens_and_not_for_overheads() -> None:
+    """As gpt-oss 20B on an H200, where a chunk's overhead is two decode steps: beside one or two sequences eight
+    prompts of a chat came in pieces of 16 to 96 tokens, and their first tokens after half a second."""
+
+    def wait_s(decoders: int) -> float:
+        served = Served(replace(DEAR_MIX, noise=0.1))
+        served.until(functools.partial(getattr, served.send("warm", 410, 64), "done"))
+        row = one_after_the_other(served, decoders) if decoders else Sent(0.0)
+        before = len(row.token_s)
+        sent = [served.send(f"{i}", 410, 1) for i in range(8)]
+        for one in sent:
+            served.until(functools.partial(getattr, one, "done"))
+        assert max([0.0, *gaps(row)[before:]]) <= 8 * DEAR_MIX.build_s
+        return statistics.median(one.ttft_s for one in sent)
+
+    assert wait_s(2) <= 4 * wait_s(0)
 
 
 @pytest.mark.untraced

@@ -2,10 +2,11 @@
 
 1. Chunks beside decoding sequences are paid from a credit. Each decode step adds a share of its own duration to it:
    LEAST_SHARE while no more prompts wait than sequences decode, so that those keep 1 / (1 + LEAST_SHARE) of their rate;
-   up to MOST_SHARE where more wait, as at the start of a burst. Then a step takes at most three decode steps: short
-   waits of many are worth a few slow tokens of few.
+   up to MOST_SHARE where more wait, as at the start of a burst. Then a step takes three decode steps: short waits of
+   many are worth a few slow tokens of few.
 2. A chunk makes its step no longer than about two decode steps. Where the overhead takes that long by itself, chunks
-   are few and large: up to two overheads each.
+   are few and large: up to two overheads each. Where more prompts wait than sequences decode, up to three, the more so
+   the more of them wait: small chunks would keep all of them waiting for overheads.
 3. Steps are planned while others are in flight. The expected cost of a chunk is spent when its step is planned (a
    Charge), and corrected when the step has been measured. Where preparing a chunk delays the step before, that is a
    part of its cost.
@@ -94,6 +95,7 @@ class PrefillBudget:
         self._reserved_s = 0.0  # for what is in flight
         self._chunks = 0
         self._share = LEAST_SHARE
+        self._crowded = 0.0  # part of the sequences that wait for which none decodes
 
     # Planning ----------------------------------------------------------------------------------------------------
 
@@ -168,6 +170,7 @@ class PrefillBudget:
         if not decoding or self._times.decode_s == 0:
             return limits.clamp(cost.tokens_alone())
         self._share = min(_most_share(decoding), LEAST_SHARE * max(1.0, prefilling / decoding))
+        self._crowded = max(0.0, 1.0 - decoding / prefilling)
         chunk = self._chunk(cost, limits)
         price = min(cost.seconds(chunk), self._ceiling_s)
         return chunk if self._credit_s - self._reserved_s >= price * 0.999 else 0
@@ -189,7 +192,8 @@ class PrefillBudget:
         own = max(0.0, overhead - delay_s)
         high = min(HIGH_CEILING * decode_s, HIGH_OVERHEAD * overhead)
         beyond = min(MOST_OVERHEADS * own, own + MOST_OVERHEADS * (own - decode_s))
-        return delay_s + max(self._ceiling_s, high, OVER_OVERHEAD * own, beyond)
+        usual = delay_s + max(self._ceiling_s, high, OVER_OVERHEAD * own, beyond)
+        return max(usual, self._crowded * WORTH_BESIDE * overhead)
 
     @property
     def _ceiling_s(self) -> float:
