@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.core.drive import Bench
+from treadle.core.capabilities import StepCost
 from treadle.core.chunk_cost import CHUNK_S, LONGEST_CHUNK_S, WORTH_OVERHEADS, ChunkCost
 from treadle.core.chunk_limits import FIRST_CHUNK, MIN_CHUNK, ChunkLimits, Work
 from treadle.core.encodings import IMAGE_LIMITS
@@ -305,6 +306,22 @@ def test_the_first_chunk_is_small_as_nothing_is_known() -> None:
     assert PrefillBudget(512).budget(prefilling=1, decoding=0) == FIRST_CHUNK
     assert PrefillBudget(512).budget(prefilling=1, decoding=3) == FIRST_CHUNK
     assert PrefillBudget(8).budget(prefilling=1, decoding=0) == 8
+
+
+def test_a_measured_machine_begins_with_chunks_that_it_can_take() -> None:
+    """The warm-up times chunks: a first burst has not to find out what they take."""
+    known = tuple(StepCost(0, tokens, 0.008 + 0.00004 * tokens) for tokens in (64, 256, 1024))
+    pace = PrefillBudget(2048, chunks=known)
+    assert pace.budget(prefilling=8, decoding=0) == 2048
+    assert PrefillBudget(100_000, chunks=known).budget(prefilling=8, decoding=0) == 2048, "twice what was tried"
+    for _ in range(3):
+        done(pace, prefill_tokens=0, prefill_s=0.0, decode_s=0.004)
+        tokens = pace.budget(prefilling=8, decoding=1)
+    assert 100 < tokens < 1000
+
+
+def test_one_measured_chunk_does_not_tell_its_overhead() -> None:
+    assert PrefillBudget(2048, chunks=(StepCost(0, 64, 0.3),)).budget(prefilling=1, decoding=0) == FIRST_CHUNK
 
 
 def test_alone_a_chunk_takes_about_as_long_as_a_cancel_may_wait() -> None:

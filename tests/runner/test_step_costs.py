@@ -99,6 +99,8 @@ def test_prompts_are_timed_by_the_shortest_chunk_that_tells(tiny: Tiny, token_s:
     runner = Clocked(token_s)
     found = measure(runner, replace(tiny("llama"), context=4096), runner.clock)
     assert found.prompt_token_s == pytest.approx(token_s)
+    known = [(chunk.tokens, chunk.seconds) for chunk in found.chunks]
+    assert known == [(size, pytest.approx(size * token_s)) for size in (64, 256, 1024) if token_s and size <= longest]
     assert max(chunk.count for plan in runner.plans for chunk in plan.prefill) == longest
 
 

@@ -110,6 +110,7 @@ class StepCapabilities(msgspec.Struct, frozen=True, omit_defaults=True):
     - `prefix_cache`: prompts are reused; `sharing` says what can be reused of running sequences.
     - `decode_step_s`, `prompt_token_s`: seconds of a decode step with all slots taken and of a prompt token, measured
       in the warm-up (0: not measured).
+    - `chunks`: seconds of chunks of prompts by themselves, shortest first (empty: not measured).
     """
 
     lookahead: int = 0
@@ -122,6 +123,7 @@ class StepCapabilities(msgspec.Struct, frozen=True, omit_defaults=True):
     sharing: Sharing = Sharing.COPIED
     decode_step_s: float = 0.0
     prompt_token_s: float = 0.0
+    chunks: tuple[StepCost, ...] = ()
 
 
 class Capabilities(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -86,7 +86,9 @@ class Scheduler:
         self._grammar_wait = GrammarWait(self._queue, grammar, self._outputs)
         self._spec_prefill = SpecPrefill(limits.spec_prefill, self._outputs, match_scored)
         others = {**self._spec_prefill.limits(limits.prefill_tokens), Work.IMAGES: IMAGE_LIMITS}
-        self._prefill_budget = PrefillBudget(limits.prefill_tokens, limits.prefill_quantum, limits.chunk_sizes, others)
+        self._prefill_budget = PrefillBudget(
+            limits.prefill_tokens, limits.prefill_quantum, limits.chunk_sizes, others, limits.chunks
+        )
         self._order = 0
         self._stuck = 0
         self._counters = SchedulerCounters()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from .capabilities import Sharing, SpecPrefillCapabilities
+from .capabilities import Sharing, SpecPrefillCapabilities, StepCost
 from .image import VisionCapabilities
 
 
@@ -16,6 +16,7 @@ class SchedulerLimits:
     - `prefill_tokens`: most prompt tokens of a step.
     - `prefill_quantum`: chunks that do not end a prompt are multiples of it; 0 for any length.
     - `chunk_sizes`: allowed prompt tokens of a step, ascending; empty for any number.
+    - `chunks`: seconds of prompts' chunks by themselves, if they are known.
     - `kv_blocks` of `kv_block` tokens: cache memory. With 0 blocks, sequences reserve up to `kv_tokens` tokens (0: no
       limit) instead.
     - `lookahead`: steps in flight beside the oldest one.
@@ -31,6 +32,7 @@ class SchedulerLimits:
     kv_tokens: int = 0
     prefill_quantum: int = 0
     chunk_sizes: tuple[int, ...] = ()
+    chunks: tuple[StepCost, ...] = ()
     kv_block: int = 1
     kv_blocks: int = 0
     lookahead: int = 0

@@ -14,9 +14,11 @@ number of prompt tokens: it is learned by itself, as a part of the chunk's cost.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from copy import copy
 from dataclasses import dataclass
 
+from .capabilities import StepCost
 from .chunk_cost import ChunkCost
 from .chunk_limits import Work
 
@@ -45,16 +47,18 @@ class Charge:
 
 
 class StepTimes:
-    """Learned seconds of decode steps and of prefill chunks.
+    """Learned seconds of decode steps and of prefill chunks, of which some by themselves are `known`.
 
     `decode_s` are those of a decode step, 0 while unknown; `delay_s` those by which a chunk delays the step before it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, known: Iterable[StepCost] = ()) -> None:
         self.decode_s = self.delay_s = 0.0
         self._measured = False  # decode_s, by a step without prompts: else it is an estimate
         self._disproofs = 0
         self._costs = {(work, beside): ChunkCost() for work in Work for beside in (False, True)}
+        for chunk in known:
+            self._costs[Work.PROMPTS, False].observe(chunk.tokens, chunk.seconds)
 
     def chunk_cost(self, *, beside: bool, work: Work = Work.PROMPTS) -> ChunkCost:
         """The cost of chunks of `work` `beside` decoding sequences or without; of the other kind where none was

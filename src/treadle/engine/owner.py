@@ -111,6 +111,7 @@ def scheduler_for(
             kv_tokens=kv_tokens(can, limits.max_running),
             prefill_quantum=can.steps.prefill_quantum,
             chunk_sizes=can.steps.chunk_sizes,
+            chunks=can.steps.chunks,
             kv_block=can.kv.block,
             kv_blocks=can.kv.blocks,
             lookahead=can.steps.lookahead,

@@ -96,4 +96,5 @@ def _step_capabilities(
         sharing=backend.sharing,
         decode_step_s=costs.decode_step_s,
         prompt_token_s=costs.prompt_token_s,
+        chunks=costs.chunks,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ...core.capabilities import Capabilities, StepCost
@@ -21,13 +22,18 @@ _TELLING_S = 0.1  # a chunk that takes this long tells the cost of a token
 
 @dataclass(frozen=True)
 class StepCosts:
-    """Seconds of a step in which all slots decode, and of one more token of a prompt; 0 where not measured. `plain` and
-    `verifying` are those of `SpeculationCapabilities`."""
+    """Seconds of a step in which all slots decode (0: not measured), and of `chunks` of prompts by themselves. `plain`
+    and `verifying` are those of `SpeculationCapabilities`."""
 
     decode_step_s: float = 0.0
-    prompt_token_s: float = 0.0
+    chunks: tuple[StepCost, ...] = ()
     plain: tuple[StepCost, ...] = ()
     verifying: tuple[StepCost, ...] = ()
+
+    @property
+    def prompt_token_s(self) -> float:
+        """Seconds of one more token of a prompt; 0 where not measured."""
+        return self.chunks[-1].seconds / self.chunks[-1].tokens if self.chunks else 0.0
 
 
 def measure(runner: Warmable, model: LoadedModel, clock: Clock = time.perf_counter) -> StepCosts:
@@ -46,7 +52,7 @@ def measure(runner: Warmable, model: LoadedModel, clock: Clock = time.perf_count
         plain, verifying = measure_drafts(runner, most, can.steps, clock)
     known = next((cost.seconds for cost in plain if cost.rows == rows), None)
     decode_step_s = _decode_step_s(runner, rows, clock) if known is None else known
-    return StepCosts(decode_step_s, _prompt_token_s(runner, model, capacity, clock), plain, verifying)
+    return StepCosts(decode_step_s, tuple(_chunks(runner, model, capacity, clock)), plain, verifying)
 
 
 class _Capacity:
@@ -87,13 +93,13 @@ def _decode_step_s(runner: Warmable, rows: int, clock: Clock) -> float:
         release(runner, requests)
 
 
-def _prompt_token_s(runner: Warmable, model: LoadedModel, capacity: _Capacity, clock: Clock) -> float:
+def _chunks(runner: Warmable, model: LoadedModel, capacity: _Capacity, clock: Clock) -> Iterator[StepCost]:
     """Longer chunks are timed until one takes long enough to tell: a short one costs what any step does."""
     longest = min(model.prefill_tokens or _CHUNKS[-1], model.context - 1, capacity.tokens - 1)
-    seconds, timed = 0.0, 1
+    seconds = 0.0
     for tokens in _CHUNKS:
         if tokens > longest or seconds >= _TELLING_S:
-            break
+            return
         run_pass(runner, WarmPass(chunks=(tokens,)), clock)
-        seconds, timed = run_pass(runner, WarmPass(chunks=(tokens,)), clock), tokens
-    return seconds / timed
+        if seconds := run_pass(runner, WarmPass(chunks=(tokens,)), clock):
+            yield StepCost(0, tokens, seconds)
