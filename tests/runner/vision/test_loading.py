@@ -19,7 +19,7 @@ from mlx.utils import tree_flatten
 from tests.runner.looped import Looped
 from tests.runner.vision.asked import VisionModel
 from tests.support.shared_pixels import shared_pixels
-from tests.support.tiny_vision import FAMILIES, config_of, make_reference, make_vision, pixels_of, quantizable
+from tests.support.tiny_vision import CONFIGS, FAMILIES, config_of, make_reference, make_vision, pixels_of, quantizable
 from treadle.runner.build import build
 from treadle.runner.loading import vision as loading
 from treadle.runner.mlxvlm import NoTower, Tower, connect, family_of, library, load_parts
@@ -101,6 +101,32 @@ def test_a_configuration_that_makes_no_tower_is_told(tmp_path: Path) -> None:
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "image_token_id": None}))
     assert "names no image token" in served(folder).no_images
+
+
+@pytest.mark.parametrize("heads", [0.5, -1])
+def test_a_tower_that_encodes_no_image_is_told(heads: float, tmp_path: Path) -> None:
+    """F5. Before, the start failed for one, and every request with an image for the other."""
+    wrong = {**config_of("qwen3_vl")["vision_config"], "num_heads": heads}
+    can = served(make_vision(tmp_path, "qwen3_vl", more={"vision_config": wrong}))
+    assert "the tower that its config.json makes can't encode an image: " in can.no_images
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"deepstack_visual_indexes": [0, 1, 2]}, "adds to what 3 layers return (deepstack_visual_indexes), and the"),
+        ({"deepstack_visual_indexes": [0, 1, 2, 3]}, "adds to what 4 layers return"),
+        ({"out_hidden_size": 32}, "features of its vision tower have 32 numbers, and embeddings of its language model"),
+    ],
+)
+def test_a_tower_of_another_language_model_is_told(
+    changed: dict[str, Any], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F5. Its weights are those of its configuration. Before, the warm-up ended in an assertion, or every request with
+    an image failed."""
+    config = config_of("qwen3_vl")
+    monkeypatch.setitem(CONFIGS, "qwen3_vl", {**config, "vision_config": {**config["vision_config"], **changed}})
+    assert words in served(make_vision(tmp_path, "qwen3_vl")).no_images
 
 
 def test_without_mlx_vlm_text_is_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,7 +212,7 @@ def test_towers_are_made_in_a_process_without_transformers() -> None:
         "from treadle.compose.unused_packages import hide_unused_packages\n"
         "hide_unused_packages()\n"
         "import sys\n"
-        "from tests.support.tiny_vision import FAMILIES, config_of\n"
+        "from tests.support.tiny_vision import CONFIGS, FAMILIES, config_of\n"
         "from treadle.runner.mlxvlm import connect, family_of\n"
         "for name in FAMILIES:\n"
         "    connect(family_of(config_of(name))).new_model(config_of(name))\n"

@@ -12,10 +12,10 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 
 from ...core.image import VisionCapabilities
-from ...errors import ModelError
+from ...errors import ModelError, one_line
 from ...units import size
 from ..base import Progress
-from ..mlxlm import with_older_fields
+from ..mlxlm import embedding_of, with_older_fields
 from ..mlxvlm import NoTower, Picture, Tower, VisionFamily, connect, family_of, load_parts
 from ..vision.model import Vision
 from .config_oddities import read_config
@@ -80,6 +80,7 @@ def _load(model: LoadedModel, family: VisionFamily, folder: Path, config: dict[s
         nbytes = read_weights(parts, folder, model.device)
     dtype = getattr(mx, model.dtype)
     tower = Tower(parts, family, dtype, _factor(family, config, dtype))
+    _check_features(tower, family, parts.config, model)
     vision = parts.config.vision_config
     capabilities = VisionCapabilities(
         layers=tower.pieces,
@@ -90,6 +91,24 @@ def _load(model: LoadedModel, family: VisionFamily, folder: Path, config: dict[s
     merge = int(vision.spatial_merge_size) if family.axes else 0
     usual = _usual(family, parts.config, model.device)
     return Vision(tower, token, capabilities, MOST_FEATURES // 4, merge, family.pads, usual), nbytes
+
+
+def _check_features(tower: Tower, family: VisionFamily, config: Any, model: LoadedModel) -> None:
+    """Raise NoTower where the tower can't encode an image, or the language model has no place for its features."""
+    try:
+        made = tower.blank(*family.picture(config, 0))
+    except Exception as error:
+        raise NoTower(f"the tower that its config.json makes can't encode an image: {one_line(error)}") from error
+    embedding, layers = embedding_of(model.module), len(model.module.layers)
+    wide = made.rows.shape[-1]
+    width = wide if embedding is None else embedding(mx.array([[0]])).shape[-1]
+    if wide != width:
+        raise NoTower(f"features of its vision tower have {wide} numbers, and embeddings of its language model {width}")
+    if len(made.deepstack) >= layers:
+        raise NoTower(
+            f"its vision tower adds to what {len(made.deepstack)} layers return (deepstack_visual_indexes), and the "
+            f"language model has {layers}: at least one more is needed"
+        )
 
 
 def _usual(family: VisionFamily, config: Any, device: str) -> tuple[Picture, ...]:

@@ -101,8 +101,13 @@ class Tower:
             yield (states.pop(),)
         return rows
 
-    def count(self, shape: Sequence[int], grid: Grid) -> int:
-        """How many features an image of this shape and grid has."""
+    def blank(self, shape: Sequence[int], grid: Grid) -> Encoded:
+        """The features of an image of zeros, which are not computed: how many there are, and of what width. Raises what
+        mlx-vlm's modules raise where they do not fit each other."""
         _, encoded = self.image(mx.zeros(shape), grid).run(self.pieces)
         assert encoded is not None, "all pieces give the features"
-        return int(encoded.rows.shape[0])
+        return encoded
+
+    def count(self, shape: Sequence[int], grid: Grid) -> int:
+        """How many features an image of this shape and grid has."""
+        return int(self.blank(shape, grid).rows.shape[0])
