@@ -200,8 +200,16 @@ def test_an_architecture_that_mlx_lm_lacks(folder: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize("place", ["", "text_config"])
-def test_more_layers_than_tensors_are_not_built(folder: Path, place: str) -> None:
+@pytest.mark.parametrize("name", ["num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_transformer_layers"])
+def test_more_layers_than_tensors_are_not_built(folder: Path, name: str, place: str) -> None:
     """A million of them took minutes, and gigabytes of memory."""
-    layers = {"num_hidden_layers": 1_000_000}
+    layers = {name: 1_000_000}
     edit(folder / "config.json", lambda value: value.update({place: layers} if place else layers))
-    assert "num_hidden_layers is 1000000" in refusal(folder)
+    assert f"{name} is 1000000" in refusal(folder)
+
+
+def test_sizes_by_the_layer_are_no_numbers_of_layers(folder: Path) -> None:
+    edit(
+        folder / "config.json", lambda value: value.update(hidden_size_per_layer_input=10_000, max_window_layers=9_999)
+    )
+    assert folder_checks.check(folder)

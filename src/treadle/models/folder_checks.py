@@ -7,6 +7,7 @@ refused by name. Weight headers are checked against file sizes, which detects in
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePath
 from typing import Any
@@ -17,6 +18,8 @@ from . import architectures, config_checks, safetensors_file
 from .eagle_heads import is_eagle_head
 
 _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
+_LAYERS = re.compile(r"(num|n)_(\w+_)?layers?")
+"""Names of fields that are numbers of layers: `num_hidden_layers`, `n_layer`, `num_transformer_layers` and others."""
 _CONFIGS = ("config.json", "tokenizer_config.json", "processor_config.json", "preprocessor_config.json")
 
 
@@ -139,12 +142,12 @@ def _check_architecture(folder: Path, config: Mapping[str, Any]) -> None:
 def _check_layers(folder: Path, config: Mapping[str, Any], tensors: int) -> None:
     """Refuse more layers than tensors: building a million layers would take minutes and gigabytes."""
     for part in (config, config.get("text_config"), config.get("transformer_layer_config")):
-        layers = part.get("num_hidden_layers") if isinstance(part, Mapping) else None
-        if isinstance(layers, (int, float)) and layers > tensors:
-            raise ModelError(
-                f"{folder / 'config.json'} is broken or of another model: num_hidden_layers is {_short(layers)}, and "
-                f"the weights have {tensors} tensors; download it again"
-            )
+        for name, layers in part.items() if isinstance(part, Mapping) else ():
+            if _LAYERS.fullmatch(name) and isinstance(layers, (int, float)) and layers > tensors:
+                raise ModelError(
+                    f"{folder / 'config.json'} is broken or of another model: {name} is {_short(layers)}, and the "
+                    f"weights have {tensors} tensors; download it again"
+                )
 
 
 def _check_weights(folder: Path) -> int:

@@ -103,6 +103,16 @@ def test_a_configuration_that_makes_no_tower_is_told(tmp_path: Path) -> None:
     assert "names no image token" in served(folder).no_images
 
 
+@pytest.mark.parametrize(("family", "field"), [("qwen3_vl", "depth"), ("gemma3", "num_hidden_layers")])
+def test_a_tower_of_a_million_layers_is_told_before_it_is_made(family: str, field: str, tmp_path: Path) -> None:
+    """F5. Before, it took all the memory of the machine."""
+    folder = make_vision(tmp_path, family)
+    config = config_of(family)
+    config["vision_config"][field] = 1_000_000
+    with pytest.raises(NoTower, match=f"its vision_config is broken: {field} is 1000000, and its tower has [0-9]+ ten"):
+        load_parts(connect(_family(family)), folder, config)
+
+
 @pytest.mark.parametrize("heads", [0.5, -1])
 def test_a_tower_that_encodes_no_image_is_told(heads: float, tmp_path: Path) -> None:
     """F5. Before, the start failed for one, and every request with an image for the other."""

@@ -17,11 +17,16 @@ from .library import MlxVlm, NoTower
 def load_parts(library: MlxVlm, folder: Path, config: dict[str, Any]) -> Any:
     """mlx-vlm's model with the parts that encode images, not evaluated yet, and no language model. Raises NoTower where
     tensors are missing or of other shapes."""
-    family, model = library.family, library.new_model(config)
+    family = library.family
+    stored = _read(folder, config, family.parts)
+    if not stored:
+        raise _without(family.parts[0])
+    _check_layers(config["vision_config"], len(stored))
+    model = library.new_model(config)
     for name, child in model.children().items():
         if name not in family.parts and tree_flatten(child.parameters()):
             delattr(model, name)
-    weights = _sanitized(model, _read(folder, config, family.parts), family.parts)
+    weights = _sanitized(model, stored, family.parts)
     _quantize(model, weights, config)
     for name in family.parts:
         part = getattr(model, name)
@@ -31,6 +36,14 @@ def load_parts(library: MlxVlm, folder: Path, config: dict[str, Any]) -> Any:
         part.load_weights([(path, own[path]) for path in wanted])
         part.eval()
     return model
+
+
+def _check_layers(vision: Mapping[str, Any], tensors: int) -> None:
+    """Raise NoTower for more layers than tensors: a million of them take minutes and gigabytes to make."""
+    for name in ("depth", "num_hidden_layers"):
+        layers = vision.get(name)
+        if isinstance(layers, (int, float)) and layers > tensors:
+            raise NoTower(f"its vision_config is broken: {name} is {layers}, and its tower has {tensors} tensors")
 
 
 def _read(folder: Path, config: Mapping[str, Any], parts: tuple[str, ...]) -> dict[str, Any]:
@@ -77,12 +90,16 @@ def _check(part: str, wanted: Mapping[str, Any], found: Mapping[str, Any]) -> No
     """Raise NoTower where tensors of a part are missing, or of other shapes."""
     missing = [name for name in wanted if name not in found]
     if len(missing) == len(wanted):
-        raise NoTower(
-            f"its weights have no {part}: save the whole model (AutoModelForImageTextToText), not its language model"
-        )
+        raise _without(part)
     if missing:
         raise NoTower(f"{len(missing)} tensors of its {part} are missing, such as {part}.{missing[0]}")
     for name, array in wanted.items():
         if array.shape != found[name].shape:
             shapes = f"{tuple(found[name].shape)}, and its config.json makes it {tuple(array.shape)}"
             raise NoTower(f"{part}.{name} has shape {shapes}")
+
+
+def _without(part: str) -> NoTower:
+    return NoTower(
+        f"its weights have no {part}: save the whole model (AutoModelForImageTextToText), not its language model"
+    )
