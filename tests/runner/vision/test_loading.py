@@ -87,6 +87,17 @@ def test_missing_tensors_are_told_and_text_is_served(tmp_path: Path) -> None:
     assert "tensors of its vision_tower are missing, such as vision_tower.blocks.2.mlp" in can.no_images
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "name"),
+    [("depth", 3, "blocks.3."), ("deepstack_visual_indexes", [2], "deepstack_merger_list.1.")],
+)
+def test_tensors_without_a_place_are_told(field: str, value: Any, name: str, tmp_path: Path) -> None:
+    """F5. Before, such a tower made other features without a word."""
+    wrong = {**config_of("qwen3_vl")["vision_config"], field: value}
+    can = served(make_vision(tmp_path, "qwen3_vl", more={"vision_config": wrong}))
+    assert f"tensors of its vision_tower, such as vision_tower.{name}" in can.no_images
+
+
 def test_tensors_of_other_shapes_are_told(tmp_path: Path) -> None:
     wrong = {**config_of("qwen3_vl")["vision_config"], "intermediate_size": 64}
     can = served(make_vision(tmp_path, "qwen3_vl", more={"vision_config": wrong}))

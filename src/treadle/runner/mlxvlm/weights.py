@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 
@@ -87,12 +88,18 @@ def _quantize(model: Any, weights: Mapping[str, Any], config: Mapping[str, Any])
 
 
 def _check(part: str, wanted: Mapping[str, Any], found: Mapping[str, Any]) -> None:
-    """Raise NoTower where tensors of a part are missing, or of other shapes."""
+    """Raise NoTower where tensors of a part are missing, of other shapes, or without a place in it. Those of whole
+    numbers, such as ids of positions, need none."""
     missing = [name for name in wanted if name not in found]
     if len(missing) == len(wanted):
         raise _without(part)
     if missing:
         raise NoTower(f"{len(missing)} tensors of its {part} are missing, such as {part}.{missing[0]}")
+    surplus = [name for name in found if name not in wanted and mx.issubdtype(found[name].dtype, mx.inexact)]
+    if surplus:
+        raise NoTower(
+            f"its config.json has no place for {len(surplus)} tensors of its {part}, such as {part}.{surplus[0]}"
+        )
     for name, array in wanted.items():
         if array.shape != found[name].shape:
             shapes = f"{tuple(found[name].shape)}, and its config.json makes it {tuple(array.shape)}"
