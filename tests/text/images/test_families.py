@@ -163,6 +163,26 @@ def test_settings_are_read_from_the_folders_files(
         ),
         ({"model_type": "pixtral", "vision_config": {}}, {"size": "big"}, "image settings can't be used"),
         ({"model_type": "smolvlm", "vision_config": {}}, {"max_image_size": {}}, ""),
+        (
+            {"model_type": "qwen3_vl", "vision_config": {"patch_size": 16}},
+            {"patch_size": 14},
+            "patch_size is 16 in config.json, and 14 by the folder's image settings: download",
+        ),
+        ({"model_type": "qwen3_vl", "vision_config": {"spatial_merge_size": 4}}, {}, "spatial_merge_size is 4"),
+        (
+            {"model_type": "gemma3", "vision_config": {"image_size": 448}},
+            {},
+            "image_size is 448 in config.json, and 896",
+        ),
+        ({"model_type": "gemma4", "vision_config": {"pooling_kernel_size": 2}}, {}, "pooling_kernel_size is 2"),
+        ({"model_type": "lfm2_vl", "vision_config": {"patch_size": 14}}, {}, "patch_size is 14"),
+        (
+            {"model_type": "qwen3_vl", "vision_config": {}, "image_token_id": 7},
+            {},
+            "image_token_id is 7 in config.json, and 1 by the tokenizer's <|image_pad|>: download",
+        ),
+        ({"model_type": "gemma3", "vision_config": {}, "image_token_index": 2}, {}, ""),
+        ({"model_type": "gemma3", "vision_config": {}, "image_token_index": 3}, {}, "image_token_index is 3"),
     ],
 )
 def test_a_folder_without_usable_settings_has_a_reason(config: Any, raw: Any, reason: str) -> None:

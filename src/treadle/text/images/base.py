@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 from msgspec import Meta
@@ -37,7 +38,10 @@ class Layout(msgspec.Struct, frozen=True, array_like=True):
 
 class ImageSettings(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Settings of one model's images. `token`: the text of the token that a feature of the tower replaces, with the id
-    `token_id`. `placeholder`: the text that the chat template writes for an image, a token too."""
+    `token_id`. `placeholder`: the text that the chat template writes for an image, a token too. `of_tower` maps fields
+    to those of vision_config that have to be the same."""
+
+    of_tower: ClassVar[Mapping[str, str]] = {}
 
     token: Token
     token_id: int

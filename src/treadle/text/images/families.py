@@ -63,4 +63,17 @@ def read_image_settings(
         settings = msgspec.convert({**found, **ids, "type": family.__name__}, type=AnySettings)
     except (msgspec.ValidationError, ValueError, TypeError, AttributeError) as error:
         return None, f"the folder's image settings can't be used: {' '.join(str(error).split())[:200]}"
-    return settings, ""
+    unfit = _unfit(settings, config, vision)
+    return (None, unfit) if unfit else (settings, "")
+
+
+def _unfit(settings: ImageSettings, config: Object, vision: Object) -> str:
+    """Return how the settings contradict config.json, by which the tower was made; empty where they do not."""
+    pairs = [(getattr(settings, ours), vision.get(theirs), theirs) for ours, theirs in settings.of_tower.items()]
+    pairs += [(settings.token_id, config.get(name), name) for name in ("image_token_id", "image_token_index")]
+    wrong = [(ours, theirs, name) for ours, theirs, name in pairs if type(theirs) is int and theirs != ours]
+    if not wrong:
+        return ""
+    ours, theirs, name = wrong[0]
+    found = f"the tokenizer's {settings.token}" if name.startswith("image_token") else "the folder's image settings"
+    return f"{name} is {theirs} in config.json, and {ours} by {found}: download the folder's files again"

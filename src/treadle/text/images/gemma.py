@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar
 
 from msgspec import Meta
 
@@ -27,6 +28,8 @@ Crops = Annotated[int, Meta(ge=2, le=64)]
 class Gemma3Images(ImageSettings, frozen=True, kw_only=True, tag=True):
     """An image is resized to `height` x `width` and has `tokens` tokens. With `crops` a long one has further views:
     parts of it, at least `least_crop` pixels wide, where it is `crop_ratio` times as long as wide."""
+
+    of_tower: ClassVar[Mapping[str, str]] = {"height": "image_size", "width": "image_size"}
 
     begin: Token = "<start_of_image>"
     end: Token = "<end_of_image>"
@@ -63,6 +66,8 @@ class Gemma3Images(ImageSettings, frozen=True, kw_only=True, tag=True):
 class Gemma4Images(ImageSettings, frozen=True, kw_only=True, tag=True):
     """Sides are multiples of `patch` times `pool`; a token is `pool` x `pool` patches. `tokens` are the most
     of an image."""
+
+    of_tower: ClassVar[Mapping[str, str]] = {"patch": "patch_size", "pool": "pooling_kernel_size"}
 
     begin: Token = "<|image>"
     end: Token = "<image|>"

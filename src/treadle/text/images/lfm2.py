@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from .base import BICUBIC, Count, Filter, ImageSettings, Layout, Positive, Side, Token, common_fields, given
 
@@ -11,6 +12,8 @@ class Lfm2Images(ImageSettings, frozen=True, kw_only=True, tag=True):
     """A token is `merge` x `merge` patches of `patch` pixels, and a view has `min_tokens` to `max_tokens` of them. An
     image with more than `tolerance` times as many pixels as that is cut into `min_tiles` to `max_tiles` squares of
     `tile` pixels. A view's patches are filled up to `patches`."""
+
+    of_tower: ClassVar[Mapping[str, str]] = {"patch": "patch_size"}
 
     begin: Token = "<|image_start|>"
     end: Token = "<|image_end|>"

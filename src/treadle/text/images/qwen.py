@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from .base import Area, Count, ImageSettings, Layout, common_fields, given
 
@@ -10,6 +11,8 @@ from .base import Area, Count, ImageSettings, Layout, common_fields, given
 class QwenImages(ImageSettings, frozen=True, kw_only=True, tag=True):
     """Sides are multiples of `patch` times `merge`; a token is `merge` x `merge` patches. The area is between
     `min_pixels` and `max_pixels`. The tower embeds a picture as if it were each of a video's frames."""
+
+    of_tower: ClassVar[Mapping[str, str]] = {"patch": "patch_size", "merge": "spatial_merge_size"}
 
     patch: Count = 14
     merge: Count = 2
