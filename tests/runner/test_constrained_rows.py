@@ -147,6 +147,25 @@ def test_a_constrained_row_is_the_same_with_every_backend_and_beside_others(tiny
         assert_alike(loop.everything(request.id), lone.everything(request.id))
 
 
+@pytest.mark.parametrize("backend", ["contiguous", "padded ahead"])
+def test_text_that_a_grammar_demands_may_be_a_stop_token_that_is_held_back(tiny: Tiny, backend: str) -> None:
+    """Before, `min_tokens` left no token to take, and the row failed for not following its grammar."""
+    loop = Looped(runner_of(model_of(backend, tiny)))
+    request = Submit(
+        id="r",
+        prompt=(7,),
+        max_tokens=20,
+        sampling=KINDS["greedy"],
+        stop_token_ids=(*b">12", EOS),
+        min_tokens=12,
+        constraint=regex("<call>[12]{4}</call>[a-z]{9}"),
+        max_wait_s=1e9,
+    )
+    assert re.fullmatch("<call>[12]{4}<", text_of(loop.run(request)["r"])[:11])
+    assert loop.finish("r") is FinishReason.STOP
+    assert text_of(loop.tokens("r")) == text_of(loop.tokens("r"))[:11] + "/call>"
+
+
 # Steps in flight, preemption, replay ---------------------------------------------------------------------------------
 
 DIGITS = lark("start: /[0-9]/ /[a-p]{4}[q-z]{4}/", triggers=tuple("0123456789"), then_free=True)

@@ -70,6 +70,16 @@ def test_a_grammar_holds_from_the_first_token_and_then_only_stop_tokens_may_come
     assert row.over
 
 
+def test_text_of_a_grammar_goes_before_stop_tokens_that_are_held_back() -> None:
+    row = made(regex("a>[12][a-c]b"), stops=(EOS, *b">12c"), min_tokens=4)
+    found = []
+    for token in b"a>1cb":
+        found.append(row.only_stops)
+        feed(row, (token,))
+    assert found == [False, True, True, False, False]
+    assert row.only_stops, "the end"
+
+
 def test_end_tokens_of_the_vocabulary_that_do_not_stop_the_sequence_are_excluded() -> None:
     row = made(regex("ab?"), stops=(ord("!"),))
     feed(row, b"a")

@@ -13,6 +13,7 @@ from copy import copy
 from dataclasses import dataclass, replace
 from itertools import islice, takewhile
 
+import numpy as np
 from llguidance import LLMatcher, LLTokenizer
 
 from ...core.messages import Submit
@@ -79,6 +80,7 @@ class RowConstraint:
         self._only_next: Limit | None = None  # the limit to the first one of them
         self._has_long_texts = request.constraint is not None and len(request.constraint.grammar) > _SHORT_GRAMMAR
         self._left = request.max_tokens
+        self._free_from = request.max_tokens - request.min_tokens  # tokens left from which stop tokens may come
         self._failure = ""
         self.ended = False
         self.over = False
@@ -227,9 +229,22 @@ class RowConstraint:
 
     def _update(self) -> None:
         """Find the next token's limit."""
-        self.held, self.only_stops = (), False
+        self.held = ()
         self.limit = self._next_limit()
+        self.only_stops = self.limit is not None and self._has_stops_alone(self.limit)
         self.over = self.ended or (self._reasoning is None and self._grammar is None)
+
+    def _has_stops_alone(self, limit: Limit) -> bool:
+        """Whether nothing but stop tokens may come: the end of the grammar or, before `min_tokens`, text of it that is
+        one."""
+        matcher = limit.matcher
+        if matcher is None:
+            return set(limit.added) <= set(self._stops)
+        is_early = self._left > self._free_from
+        if not is_early or not any(matcher.validate_tokens([token]) for token in self._stops):
+            return False
+        allowed = np.flatnonzero(np.frombuffer(matcher.compute_logit_bias(), np.uint8)).tolist()
+        return {*allowed, *limit.added} - {*limit.excluded} <= {*self._stops}
 
     def _next_limit(self) -> Limit | None:
         reasoning = self._reasoning
@@ -268,7 +283,6 @@ class RowConstraint:
 
     def _grammar_limit(self, grammar: RowGrammar) -> Limit:
         if grammar.exhausted:
-            self.only_stops = True
             return Limit(None, self._stops)
         if self._closing is not None and (token := self._closing.forced(self._left)) is not None:
             return Limit(None, (token,))
