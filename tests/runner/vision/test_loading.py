@@ -132,6 +132,15 @@ def test_a_tower_that_encodes_no_image_is_told(heads: float, tmp_path: Path) -> 
     assert "the tower that its config.json makes can't encode an image: " in can.no_images
 
 
+def test_an_unknown_choice_of_features_is_told(tmp_path: Path) -> None:
+    """F5. Before, every request with an image failed."""
+    folder = make_vision(tmp_path, "llava", more={"vision_feature_select_strategy": "cls"})
+    config = json.loads((folder / "config.json").read_text())
+    tower = Tower(load_parts(connect(_family("llava")), folder, config), _family("llava"), mx.float32)
+    with pytest.raises(ValueError, match="vision_feature_select_strategy is 'cls', and must be 'default' or 'full'"):
+        tower.blank((1, 3, 32, 32), ())
+
+
 @pytest.mark.parametrize(
     ("changed", "words"),
     [

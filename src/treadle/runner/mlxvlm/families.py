@@ -83,9 +83,11 @@ def _llava(model: Any, pixels: Any, grid: Grid) -> Any:
 
 def _selected(model: Any, states: Sequence[Any]) -> Any:
     """The hidden states (1, patches, D) of the layer, or side by side of the layers, that the projector reads; without
-    the class token where the model's strategy says so."""
-    first = int(getattr(model, "vision_feature_select_strategy", "full") == "default")
-    chosen = [states[layer][:, first:] for layer in _selected_layers(model)]
+    the class token where the model's strategy says so. Raises ValueError for another strategy."""
+    strategy = getattr(model, "vision_feature_select_strategy", None) or "full"
+    if strategy not in ("default", "full"):
+        raise ValueError(f"vision_feature_select_strategy is {strategy!r}, and must be 'default' or 'full'")
+    chosen = [states[layer][:, int(strategy == "default") :] for layer in _selected_layers(model)]
     return chosen[0] if len(chosen) == 1 else mx.concatenate(chosen, axis=-1)
 
 
