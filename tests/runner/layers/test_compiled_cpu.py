@@ -14,12 +14,13 @@ from tests.runner.layers.models import installed_on_cpu
 from tests.runner.recurrent.families import RECURRENT, new_model
 from tests.runner.recurrent.harness import Harness
 from tests.runner.recurrent.test_families import alone, close, prompts
+from tests.support.architectures import config_of, new_module
 from treadle.runner.layers.choose import FasterLayers
-from treadle.runner.layers.compiled_cpu import MOST_TOKENS, CompiledBlock
+from treadle.runner.layers.compiled_cpu import MOST_TOKENS, CompiledBlock, CompiledBlocks
 from treadle.runner.recurrent.layer import RecurrentLayer
 from treadle.runner.recurrent.operations import RecurrentOperations
 
-OTHERS = {"bailing_hybrid", "bailing_moe_linear", "recurrent_gemma", "rwkv7"}
+OTHERS = {"bailing_hybrid", "bailing_moe_linear", "recurrent_gemma"}
 """Families whose recurrent layers are not compiled: without a convolution, with more arguments, or with a recurrence
 that asks which sequences begin."""
 
@@ -128,6 +129,14 @@ def test_layers_beside_others_are_no_block_of_their_own() -> None:
 
 
 SINGLES: tuple[tuple[str, int], ...] = tuple((names, 1) for names in ("abc", "abcd", "cdba", "abcd", "bd", "abc", "db"))
+
+
+def test_blocks_with_states_in_one_cache_are_not_compiled() -> None:
+    """RWKV's channel mixing wrote the time mixing's states, too, as they were before the step."""
+    model = new_module(config_of("rwkv7"))
+    Harness(model, RecurrentOperations(cpu=True))
+    blocks = CompiledBlocks(model)
+    assert not any(blocks.maker_of(part) for layer in model.layers for part in layer.children().values())
 
 
 @pytest.mark.parametrize("family", RECURRENT)

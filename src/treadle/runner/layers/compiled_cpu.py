@@ -106,8 +106,8 @@ def _traced(
 
 
 class CompiledBlocks:
-    """The blocks of a `module` that are compiled: those with experts or of feed-forward layers alone, and what has
-    convolutions in a layer."""
+    """The blocks of a `module` that are compiled: those with experts or of feed-forward layers alone, and what has the
+    convolutions in a layer. Where two blocks have some, neither is: a compiled one writes all states of the layer."""
 
     def __init__(self, module: Any) -> None:
         self._module = module
@@ -121,10 +121,15 @@ class CompiledBlocks:
         if callable(layer) and len(names) > 1 and names <= _FEED_FORWARD:
             return partial(_compiled, "feed-forward blocks")
         if self._mixers is None:
-            layers = getattr(self._module, "layers", ())
-            parts = (part for layer in layers for part in layer.children().values() if isinstance(part, nn.Module))
-            self._mixers = {id(part) for part in parts if has_convolution(part)}
+            found = [_with_convolutions(layer) for layer in getattr(self._module, "layers", ())]
+            self._mixers = {id(parts[0]) for parts in found if len(parts) == 1}
         return partial(_compiled, "recurrent mixers") if id(layer) in self._mixers else None
+
+
+def _with_convolutions(layer: Any) -> list[Any]:
+    """The parts of a layer that have convolutions."""
+    parts = (part for part in layer.children().values() if isinstance(part, nn.Module))
+    return [part for part in parts if has_convolution(part)]
 
 
 def _compiled(label: str, layer: Any) -> Faster:
