@@ -25,6 +25,7 @@ from treadle.errors import InvalidRequest, UnsupportedParameter
 from treadle.media.decode import decode, open_image
 from treadle.media.pixels.families import plan_of, values_of, write_pixels
 from treadle.runner.mlxvlm.levels import values_of as looked_up
+from treadle.runner.mlxvlm.qwen import with_frames
 from treadle.text.images import Layout
 
 DATA = png(48, 32)
@@ -127,7 +128,8 @@ def pixels_of(settings: Any) -> tuple[np.ndarray, Layout]:
     plan = plan_of(settings, *image.size)
     levels = np.zeros(plan.shape, np.uint8)
     write_pixels(settings, plan, image, levels)
-    return np.array(looked_up(mx.array(levels), mx.array(values_of(settings)), plan.layout.grid)), plan.layout
+    pixels = looked_up(mx.array(levels), mx.array(values_of(settings)), plan.layout.grid)
+    return np.array(with_frames(pixels, 2, settings.patch)), plan.layout
 
 
 def embedding(reference: Any, ids: Sequence[int], images: Sequence[Any], pixels: np.ndarray) -> np.ndarray:
