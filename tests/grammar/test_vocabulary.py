@@ -72,6 +72,14 @@ def test_tokens_that_only_the_configuration_declares_are_there(tmp_path: Path) -
     assert read_vocabulary(path, added=[*added, *again]).vocab_size == own + 3
 
 
+@pytest.mark.parametrize("id_", [5_000, 999_999_999])
+def test_ids_of_which_most_have_no_token_are_refused(tmp_path: Path, id_: int) -> None:
+    """Before, a token was made for each of them, in all the memory of the machine."""
+    path = written(tmp_path, builders.byte_level())
+    with pytest.raises(ModelError, match=f"its ids go up to {id_}, and it has [0-9]+ tokens"):
+        read_vocabulary(path, added=[(id_, {"content": "<far>"})])
+
+
 def test_what_the_tokenizer_has_is_not_added_again(tmp_path: Path) -> None:
     path = written(tmp_path, builders.byte_level())
     (first, *_) = msgspec.json.decode(path.read_bytes())["added_tokens"]

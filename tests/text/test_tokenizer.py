@@ -185,6 +185,8 @@ def test_tokens_that_only_the_config_declares_are_added_where_their_ids_fit(tmp_
         str(size): {"content": "<|extra|>", "special": True},
         str(size + 7): {"content": "<|gap|>", "special": True},
         "nonsense": {"content": "<|x|>"},
+        "9" * 11: {"content": "<|far|>"},
+        "9" * 5000: {"content": "<|farther|>"},
     }
     model = TextModel.load(
         folder_of(

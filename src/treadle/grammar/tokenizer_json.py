@@ -14,12 +14,15 @@ import msgspec
 AddedToken = tuple[int, dict[str, Any]]
 """An id, and the fields of a token in `added_tokens` of tokenizer.json: its content and its flags."""
 
+_SPARE_IDS = 1024
+"""Ids without a token that a small vocabulary may have, too."""
 _FLAGS = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": False}
 
 
 def for_llguidance(data: bytes, added: Iterable[AddedToken]) -> str:
     """Return tokenizer.json as text: with the tokens in `added` whose content and id it lacks, a special token for each
-    id that has none, and without normalizers that change the meaning of a text. Raises msgspec.MsgspecError."""
+    id that has none, and without normalizers that change the meaning of a text. Raises msgspec.MsgspecError, and
+    ValueError where most ids have none."""
     tokenizer = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
     edits = {**_all_tokens(tokenizer, added), **_normalizer(tokenizer)}
     if not edits:
@@ -54,11 +57,16 @@ def _ids(model: dict[str, msgspec.Raw]) -> dict[str, int]:
 
 
 def _gaps(vocabulary: dict[str, int], others: list[int]) -> list[int]:
-    """Return the ids up to the largest one that no token has; none where the vocabulary has no ids of its own."""
+    """Return the ids up to the largest one that no token has; none where the vocabulary has no ids of its own. Raises
+    ValueError where those are most of them."""
     last = max(vocabulary.values(), default=-1)
-    if not vocabulary or len(vocabulary) + len({id_ for id_ in others if id_ > last}) == max(last, *others, last) + 1:
+    count = max(last, *others, last) + 1
+    known = len(vocabulary) + len({id_ for id_ in others if id_ > last})
+    if not vocabulary or known == count:
         return []
-    return sorted({*range(max(last, *others, last) + 1)} - {*vocabulary.values(), *others})
+    if count > 2 * known + _SPARE_IDS:
+        raise ValueError(f"its ids go up to {count - 1}, and it has {known} tokens")
+    return sorted({*range(count)} - {*vocabulary.values(), *others})
 
 
 def _normalizer(tokenizer: dict[str, msgspec.Raw]) -> dict[str, Any]:

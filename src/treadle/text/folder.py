@@ -118,12 +118,13 @@ class FolderConfig:
         return tuple(name[:256] for name in named[:16] if isinstance(name, str)) if isinstance(named, list) else ()
 
     def declared_tokens(self) -> list[tuple[int, dict[str, Any]]]:
-        """Return tokenizer_config.json's added tokens as (id, content with flags), ordered by id."""
+        """Return tokenizer_config.json's added tokens as (id, content with flags), ordered by id; without those of ids
+        that no model has."""
         declared = self.tokenizer.get("added_tokens_decoder")
         found = []
         for key, token in (declared if isinstance(declared, Mapping) else {}).items():
             content = _token_content(token)
-            if content and key.isdecimal():
+            if content and key.isdecimal() and len(key) <= _ID_DIGITS:
                 flags = {name: token[name] for name in _TOKEN_FLAGS if isinstance(token.get(name), bool)}
                 found.append((int(key), {"content": content, **flags}))
         return sorted(found, key=lambda item: item[0])
@@ -135,6 +136,7 @@ class FolderConfig:
         return {name: content for name, content in found.items() if content is not None}
 
 
+_ID_DIGITS = 9
 _TOKEN_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 _SAMPLING: dict[str, Callable[[float], bool]] = {
