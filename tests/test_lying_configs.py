@@ -83,6 +83,8 @@ def test_a_value_that_is_absurd_is_served_or_refused_in_one_line(folder: Folder,
         ("nemotron_h", {"layer_norm_epsilon": 0}, "its config.json is broken (layer_norm_epsilon is 0)"),
         ("gemma4_text", {"final_logit_softcapping": 10**30}, "(final_logit_softcapping is 1000000000000000000000"),
         ("gemma4_text", {"global_head_dim": 0}, "(256, 256) (global_head_dim is 0), and the weights have (512, 256)"),
+        ("llama", {"tie_word_embeddings": {"x": 1}}, 'its config.json is broken (tie_word_embeddings is {"x": 1})'),
+        ("qwen3_moe", {"norm_topk_prob": "false"}, 'its config.json is broken (norm_topk_prob is "false")'),
         ("llama", {"quantization": {"bits": 7, "group_size": 64}}, "quantization: bits is 7"),
     ],
 )

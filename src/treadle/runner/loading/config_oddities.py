@@ -47,6 +47,18 @@ def mistyped(config: Mapping[str, Any], types: Mapping[str, Any]) -> list[str]:
     return [f"{name} is {_short(value)}" for name, value in sorted(found.items())]
 
 
+def no_flags(config: Mapping[str, Any], types: Mapping[str, Any]) -> list[str]:
+    """Values of fields that are true or false to the architecture's code, by `types`, and are neither, nor 1 or 0, as
+    `name is value`: the code takes any text, and any list with entries, for true."""
+    names = {name for name, type_ in types.items() if bool in _kinds(type_) and {*_kinds(type_)} <= {bool, NoneType}}
+    found = {name: part[name] for part in _parts(config) for name in part.keys() & names}
+    return [f"{name} is {_short(value)}" for name, value in sorted(found.items()) if value not in (True, False, None)]
+
+
+def _kinds(type_: Any) -> tuple[Any, ...]:
+    return get_args(type_) if get_origin(type_) in (Union, UnionType) else (type_,)
+
+
 def doubtful(config: Mapping[str, Any], types: Mapping[str, Any]) -> list[str]:
     """Values that hardly any model has, as `name is value`, by the `types` of the architecture's fields: the likely
     causes where a field that has none of its own is read by code that fails, or gives weights another shape."""
@@ -57,7 +69,7 @@ def doubtful(config: Mapping[str, Any], types: Mapping[str, Any]) -> list[str]:
 
 
 def _is_doubtful(name: str, value: Any, type_: Any) -> bool:
-    kinds = get_args(type_) if get_origin(type_) in (Union, UnionType) else (type_,)
+    kinds = _kinds(type_)
     if isinstance(value, str):
         return str in kinds and not {int, float}.isdisjoint(kinds) and value != "auto"
     if not isinstance(value, (int, float)) or isinstance(value, bool) or {int, float}.isdisjoint(kinds):

@@ -21,6 +21,7 @@ from .config_oddities import (
     doubtful,
     foreign_format,
     mistyped,
+    no_flags,
     not_given,
     oddities,
     read_config,
@@ -191,6 +192,13 @@ def check_windows(library: MlxLm, module: Any, config: Mapping[str, Any], folder
         f"{folder} can't be loaded: its config.json is broken (a sliding window must hold at least one token"
         f"{': ' * bool(named)}{', '.join(named)}): {_AGAIN}"
     )
+
+
+def check_flags(library: MlxLm, config: Mapping[str, Any], folder: Path) -> None:
+    """Raise ModelError where a field that is true or false has another value: answers would be those of another
+    model."""
+    if found := no_flags(config, library.field_types(config)):
+        raise ModelError(f"{folder} can't be loaded: {_broken(found)}")
 
 
 def _fields(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
