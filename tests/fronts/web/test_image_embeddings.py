@@ -195,9 +195,9 @@ async def test_more_pixels_than_the_server_holds_are_refused_rather_than_busy() 
     """Unless others hold some: then it may go later."""
     store = PixelStore(budget=300 << 10)
     async with seeing(images=inline_service(store=store)) as (f, _):
-        many = {"input": [{"image": data_url(png(64, 64, seed))} for seed in range(24)]}
+        many = {"input": [{"image": data_url(png(64, 64, seed))} for seed in range(48)]}
         bad = await f.post(PATH, many)
-        assert (bad.status, bad.json["error"]["param"]) == (400, "input[10].image"), bad.body
+        assert (bad.status, bad.json["error"]["param"]) == (400, "input[20].image"), bad.body
         assert "more pixels than the server holds at once, 300" in bad.json["error"]["message"]
         assert store.free_bytes == store.budget
         service = f.model.images

@@ -157,7 +157,7 @@ async def test_an_image_of_any_dialect_stands_at_its_place(
         for image in request.images:
             tokens = request.prompt[image.start : image.end]
             assert (set(tokens), len(tokens)) == ({pad}, image.count)
-            assert (image.shape, image.dtype) == ((image.count * 4, 96), "uint8")
+            assert (image.shape, image.dtype) == ((image.count * 4, 48), "uint8")
 
 
 @in_loop
