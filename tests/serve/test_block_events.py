@@ -34,7 +34,7 @@ class Mirror:
         self.subscribe()
         self.blocks: dict[int, tuple[int, ...]] = {}
         self.parents: dict[int, int | None] = {}
-        self.snapshots = self.last = 0
+        self.snapshots = self.last = self.ended = 0
         self.closing = False
 
     def subscribe(self) -> None:
@@ -81,6 +81,7 @@ class Mirror:
                     self.read()
             except (grpc.RpcError, StopIteration):
                 if not self.closing:
+                    self.ended += 1
                     time.sleep(0.1)
                     self.subscribe()
             except ValueError:  # the channel is closed
@@ -124,6 +125,7 @@ def test_subscribers_know_what_is_cached_through_lag_and_death(start: Start, tin
     for each in prompts:
         server.complete(each, max_tokens=1)
     until("all prompts", lambda: all(quick.knows(each) for each in [first, *prompts]))
+    assert quick.snapshots == 1 + quick.ended
     while slow.blocks != quick.blocks:
         slow.read()
     assert slow.snapshots == 2, "it was behind, and started anew"
