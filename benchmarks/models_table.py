@@ -17,6 +17,7 @@ import json
 import logging
 import re
 import sys
+import textwrap
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -29,6 +30,7 @@ PAGE = ROOT / "docs" / "models.md"
 RECORD = ROOT / "docs" / "figures" / "models.json"
 RATIOS = ROOT / "docs" / "figures" / "models-h200.json"
 DEVICES = ("cuda", "cpu")
+ITEM: dict[str, Any] = {"width": 120, "subsequent_indent": "  ", "break_long_words": False, "break_on_hyphens": False}
 BETTER = {
     "cuda": ("fused layers", "compiled passes", "paged", "narrowed last layer", "contiguous", "padded"),
     "cpu": ("narrowed last layer", "contiguous", "padded"),
@@ -60,8 +62,6 @@ A model type that is another one's architecture is in the row of that one: {rema
 REASONS = """
 ## Better paths that are refused
 
-| path | reason | architectures |
-|---|---|---|
 """
 NOT_RUN = """
 ## Not run
@@ -146,7 +146,7 @@ def _lines(data: Mapping[str, Any], ratios: list[dict[str, Any]]) -> Iterator[st
             yield _row(name, facts, {one["bits"]: one for one in ratios if one["family"] == name})
     yield REASONS
     for (path, reason), names in _reasons(rows).items():
-        yield f"| {path} | {_cell(reason)} | {', '.join(names)} |\n"
+        yield textwrap.fill(f"- **{path}**, {reason}: {', '.join(names)}", **ITEM) + "\n"
     yield NOT_RUN
     for name, facts in rows:
         if "not run" in facts:

@@ -13,8 +13,7 @@ are looked up: in prompts that repeat a passage, or in random ones. Plain and sp
 take turns of 0.15 s; ratios are medians over rounds. All tokens must be the same in float32. In bfloat16 a row may
 differ where two tokens are nearly as probable: the largest difference of their log-probabilities, by the plain model,
 is told. As drafts are those of the plain answer, they are wrong from there on: with `--sure` weights are made whose
-answers don't depend on rounding.
-Nothing new is begun after `--limit` seconds.
+answers don't depend on rounding. Nothing new is begun after `--limit` seconds.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the checks of a draft model and of a scorer beside the served model have in common, in the probe's child."""
+"""Checks of `treadle doctor` that a draft model and a scorer share: memory beside the served model, and backends."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class Image(msgspec.Struct, frozen=True, omit_defaults=True):
         keys = [0] * self.count
         for i, word in enumerate(_WORDS.unpack(self.hash[:32].ljust(32, b"\0"))):
             first = -2 - (word & _MOST)
-            keys[i::4] = range(first, first - len(keys[i::4]), -1)
+            keys[i::4] = range(first, first - len(range(i, self.count, 4)), -1)
         return tuple(keys)
 
 
