@@ -42,7 +42,7 @@ def test_measured_ratios_have_a_column_for_each_number_of_bits() -> None:
 def test_reasons_are_given_once_for_all_architectures_that_they_hold_for() -> None:
     path = facts()["cuda"] | {"why": {"paged": "a | b"}}
     found = page(llama=facts(cuda=path), qwen2=facts(cuda=path), qwen3=facts())
-    assert "| paged | a \\| b | llama, qwen2 |" in found
+    assert "- **paged**, a | b: llama, qwen2" in found
 
 
 def test_an_architecture_that_was_not_run_is_listed_with_the_reason() -> None:

@@ -30,11 +30,6 @@ from treadle.text.work.worker_pool import WorkerPool
 BUSY = "no text worker came free"
 
 
-@pytest.fixture(autouse=True)
-def short_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(item_module, "MIN_CPU_S", 0.3)
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return builders.write_folder(
@@ -145,8 +140,15 @@ def test_an_error_of_the_jobs_own_reaches_its_caller_with_its_field(
     ],
 )
 def test_what_breaks_a_bound_is_its_own_callers_fault_and_costs_the_worker_alone(
-    folder: Path, job: str, params: bytes, named: str, caplog: pytest.LogCaptureFixture
+    folder: Path,
+    job: str,
+    params: bytes,
+    named: str,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(item_module, "MIN_CPU_S", 0.3 if "0.3 s" in named else 30.0)
+
     async def main() -> None:
         async with pool_of(folder) as pool:
             before = await pool.run("pid", b"")
@@ -163,7 +165,9 @@ def test_what_breaks_a_bound_is_its_own_callers_fault_and_costs_the_worker_alone
     assert "on this request, which got 400; " in line or "a request may take, which got 400; " in line
 
 
-def test_a_broken_limit_is_refused_with_advice_for_its_stage(folder: Path) -> None:
+def test_a_broken_limit_is_refused_with_advice_for_its_stage(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(item_module, "MIN_CPU_S", 0.3)
+
     async def main() -> None:
         async with pool_of(folder) as pool:
             with pytest.raises(InvalidRequest, match=r"of processor time on this request: use a smaller schema"):
