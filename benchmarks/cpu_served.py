@@ -1,7 +1,7 @@
 """Families served on the CPU: Treadle beside mlx_lm.server with the same OpenBLAS, in interleaved rounds.
 
     python benchmarks/cpu_served.py OUT [--family F...] [--size tiny 100M] [--clients 1 8] [--prompt 64] [--tokens 32]
-                                    [--each 4] [--rounds 3] [--threads 1]
+                                    [--each 4] [--rounds 3] [--threads 1] [--options "--speculate off"]
 
 Makes the random float32 models of `cpu_families.py`, with the tests' tokenizer and answers of printable ASCII, none of
 which ends early, and runs `treadle bench run` on each: clients that send their next request when the last is answered.
@@ -48,7 +48,7 @@ def serve(folder: Path, base: Path, options: argparse.Namespace) -> None:
     """Run all rounds with one model; what is left has the names of `base`."""
     threads, most = options.threads, max(options.clients)
     peer = f"{' '.join(preloaded(threads))} {sys.executable} -m mlx_lm server --model {folder}"
-    treadle = f"{sys.executable} -m treadle serve {folder} --threads {threads} --max-running {most}"
+    treadle = f"{sys.executable} -m treadle serve {folder} --threads {threads} --max-running {most} {options.options}"
     arguments = ["--start", treadle, "--name", "treadle", "--model", folder.name]
     arguments += ["--start", peer, "--name", "mlx-lm", "--model", str(folder)]
     for clients in options.clients:
@@ -71,6 +71,7 @@ def main() -> None:
     parser.add_argument("--each", type=int, default=4, help="requests of a client")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1, help="of BLAS")
+    parser.add_argument("--options", default="", help="of treadle serve")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     for family in options.family:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.core.drive import Bench
 from treadle.core.capabilities import StepCost
-from treadle.core.chunk_cost import CHUNK_S, LONGEST_CHUNK_S, WORTH_OVERHEADS, ChunkCost
+from treadle.core.chunk_cost import CHUNK_S, LEAST_OVERHEADS, LONGEST_CHUNK_S, WORTH_OVERHEADS, ChunkCost
 from treadle.core.chunk_limits import FIRST_CHUNK, MIN_CHUNK, ChunkLimits, Work
 from treadle.core.encodings import IMAGE_LIMITS
 from treadle.core.prefill_budget import LEAST_SHARE, MOST_SHARE, PrefillBudget
@@ -332,18 +332,48 @@ def test_alone_a_chunk_takes_about_as_long_as_a_cancel_may_wait() -> None:
     assert 0.01 + 0.0005 * tokens == pytest.approx(CHUNK_S, rel=0.05)
 
 
-def test_alone_a_chunk_is_worth_reading_the_weights_for() -> None:
-    """Where that alone takes a tenth of a second: found out though the first chunks are of one size."""
+@pytest.mark.parametrize(
+    ("overhead_s", "chunk_s"),
+    [
+        (0.11, WORTH_OVERHEADS * 0.11),
+        (0.2, LONGEST_CHUNK_S),
+        (0.5, LEAST_OVERHEADS * 0.5),
+        (0.8, LEAST_OVERHEADS * 0.8),
+    ],
+)
+def test_alone_a_chunk_is_worth_reading_the_weights_for(overhead_s: float, chunk_s: float) -> None:
+    """Where that alone takes a tenth of a second and more: found out though the first chunks are of one size."""
     pace = PrefillBudget(100_000)
-    for _ in range(12):
+    for _ in range(14):
         tokens = pace.budget(prefilling=1, decoding=0)
-        done(pace, prefill_tokens=tokens, prefill_s=0.11 + 0.0014 * tokens, decode_s=0.0)
-    assert 0.11 + 0.0014 * tokens == pytest.approx(WORTH_OVERHEADS * 0.11, rel=0.05)
+        done(pace, prefill_tokens=tokens, prefill_s=overhead_s + 0.0014 * tokens, decode_s=0.0)
+    assert overhead_s + 0.0014 * tokens == pytest.approx(chunk_s, rel=0.05)
+
+
+def test_alone_chunks_stay_worth_their_overhead_where_a_machine_becomes_slow() -> None:
+    """An overhead of more than LONGEST_CHUNK_S leaves no time for tokens."""
     pace = PrefillBudget(100_000)
-    for _ in range(12):
+    for seconds in (1.0, 10.0):
+        spent = useful = 0.0
+        for _ in range(40):
+            tokens = pace.budget(prefilling=1, decoding=0)
+            took = seconds * (0.08 + 0.002 * tokens)
+            spent, useful = spent + took, useful + seconds * 0.002 * tokens
+            done(pace, prefill_tokens=tokens, prefill_s=took, decode_s=0.0)
+        assert useful > 0.4 * spent
+
+
+def test_alone_no_chunk_waits_for_an_overhead_that_was_told_wrong() -> None:
+    """A machine that becomes six times as slow makes small chunks look like overhead alone."""
+    pace = PrefillBudget(100_000)
+    for tokens in (16, 64, 256, 16, 64, 256):
+        done(pace, prefill_tokens=tokens, prefill_s=0.7 + 0.06 * tokens, decode_s=0.0)
+    longest = 0.0
+    for _ in range(60):
         tokens = pace.budget(prefilling=1, decoding=0)
-        done(pace, prefill_tokens=tokens, prefill_s=0.5 + 0.0014 * tokens, decode_s=0.0)
-    assert 0.5 + 0.0014 * tokens == pytest.approx(LONGEST_CHUNK_S, rel=0.05)
+        longest = max(longest, 6 * (0.7 + 0.06 * tokens))
+        done(pace, prefill_tokens=tokens, prefill_s=6 * (0.7 + 0.06 * tokens), decode_s=0.0)
+    assert longest < 2 * 6 * (0.7 + 0.06 * MIN_CHUNK)
 
 
 def test_beside_decoding_rows_the_weights_are_read_anyway() -> None:

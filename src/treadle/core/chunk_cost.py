@@ -5,6 +5,8 @@ from __future__ import annotations
 CHUNK_S = 0.2
 LONGEST_CHUNK_S = 0.6
 WORTH_OVERHEADS = 4.0  # overheads that a chunk takes where nothing decodes
+LEAST_OVERHEADS = 2.0  # the same, even beyond LONGEST_CHUNK_S
+SLOWEST_CHUNK_S = 3.0  # the most for that, even if the overhead was taken for too high and all of it are tokens
 FORGET = 0.9  # weight of the past against each new measurement
 FORGET_FAST = 0.3  # the same, where the past is several times too high
 MOST_OVERHEAD = 0.95  # of the mean chunk: no token is free
@@ -77,6 +79,8 @@ class ChunkCost:
         """Tokens of a chunk where nothing decodes; another size than before while all were equal."""
         overhead, _ = self.line()
         tokens = self.tokens(max(CHUNK_S, min(LONGEST_CHUNK_S, WORTH_OVERHEADS * overhead)))
+        each_s = max(LEAST_S, self._y / self._x)
+        tokens = max(tokens, int(min(self.tokens(LEAST_OVERHEADS * overhead), SLOWEST_CHUNK_S / each_s)))
         return tokens if self.told_apart else max(tokens, int(2 * self._tried))
 
     def tokens(self, seconds: float) -> int:

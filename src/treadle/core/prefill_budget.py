@@ -20,8 +20,8 @@
    steps are little of its time.
 5. Where nothing decodes, a chunk takes `CHUNK_S`, which bounds the wait of a cancel or of a new request, or a few times
    the overhead of a pass, up to `LONGEST_CHUNK_S`: where reading the weights takes a tenth of a second, shorter chunks
-   would do little else.
-
+   would do little else. Where an overhead alone takes longer than that, on slow or busy machines, the chunk is as long
+   again, up to `SLOWEST_CHUNK_S`.
 6. A step computes layers of images in place of prompts, where they have their turn. They are paid like chunks, from the
    same credit, and take no longer.
 
