@@ -83,6 +83,7 @@ def test_text_beyond_the_bound_is_dropped_and_told_of_once(pipe: Pipe) -> None:
     assert writer.flush_within(10)
     writer.put(b"after\n")
     assert pipe.read_line() == b"after\n"
+    assert writer.flush_within(10)
     assert (writer.statistics().dropped_lines, writer.statistics().queued_bytes) == (8, 0)
 
 
