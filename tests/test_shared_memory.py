@@ -54,6 +54,16 @@ def test_nothing_is_left_where_it_was_not_written_to_the_end(name: str) -> None:
         pass
 
 
+def test_an_error_while_views_of_the_memory_are_held_stays_what_it_is(name: str) -> None:
+    def write(part: memoryview) -> None:
+        raise MemoryError
+
+    with pytest.raises(MemoryError), shm.create(name, 4) as view:
+        write(view[:2])
+    with pytest.raises(FileNotFoundError), shm.attach(name, 4):
+        pass
+
+
 def test_more_than_the_machine_has_is_an_error_not_a_signal(name: str) -> None:
     with pytest.raises(OSError, match=r"."), shm.create(name, 1 << 50):
         pass

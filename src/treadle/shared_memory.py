@@ -73,9 +73,12 @@ def create(name: str, size: int) -> Iterator[memoryview]:
     handle = _posixshmem.shm_open(name, os.O_CREAT | os.O_EXCL | os.O_RDWR, mode=_MODE)
     try:
         _allocate(handle, size)
-        with mmap.mmap(handle, size) as mapped, memoryview(mapped) as view:
-            yield view
-    except BaseException:
+        mapped = mmap.mmap(handle, size)
+        view = memoryview(mapped)
+        yield view
+        view.release()
+        mapped.close()
+    except BaseException:  # its traceback may hold views of the memory, which is then unmapped with the last of them
         unlink(name)
         raise
     finally:

@@ -86,10 +86,30 @@ def test_low_detail_is_never_more_and_mostly_less(family: str) -> None:
     assert tokens[1] == tokens[0] if family == "LlavaImages" else tokens[1] < tokens[0]
 
 
-@pytest.mark.parametrize(("width", "height"), [(1, 201), (2000, 1)])
-def test_a_thread_of_an_image_is_refused(width: int, height: int) -> None:
+@pytest.mark.parametrize(
+    ("family", "width", "height"),
+    [
+        ("QwenImages", 1, 201),
+        ("QwenImages", 2000, 1),
+        ("Lfm2Images", 1, 10000),
+        ("Lfm2Images", 20000, 40),
+        ("LlavaImages", 1, 10000),
+        ("LlavaImages", 6000, 10),
+    ],
+)
+def test_a_thread_of_an_image_is_refused(family: str, width: int, height: int) -> None:
     with pytest.raises(InvalidRequest, match="a shape that this model can't read"):
-        plan_of(settings_of("QwenImages", {}), width, height)
+        plan_of(settings_of(family, {}), width, height, low=family == "Lfm2Images")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("width", "height"), [(1, 199), (4900, 25), (25, 4900)])
+def test_narrow_images_have_the_pixels_of_their_plan(family: str, width: int, height: int) -> None:
+    settings = settings_of(family, FAMILIES[family])
+    plan = plan_of(settings, width, height)
+    levels = np.empty(plan.shape, np.uint8)
+    write_pixels(settings, plan, picture(width, height), levels)
+    assert levels.any()
 
 
 def test_values_without_scale_and_mean_are_those_of_the_image() -> None:

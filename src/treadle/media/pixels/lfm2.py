@@ -8,13 +8,15 @@ from PIL import Image
 
 from ...text.images import Layout
 from ...text.images.lfm2 import Lfm2Images
-from .plan import Plan
+from .plan import Plan, odd_shape
 from .values import Levels, channels, resized
 
 
 def plan(settings: Lfm2Images, width: int, height: int, low: bool) -> Plan:
-    """Return the plan of an image."""
+    """Return the plan of an image. Raises InvalidRequest for one so narrow that its view has too many patches."""
     whole = tuple(side // settings.patch for side in _size(settings, width, height))
+    if math.prod(whole) > settings.patches:
+        raise odd_shape(width, height)
     rows, columns = _tiles(settings, width, height) if not low and _is_large(settings, width, height) else (0, 0)
     side = settings.tile // settings.patch
     grid = (*[(side, side)] * (rows * columns), whole)

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import math
+
 from PIL import Image
 
 from ...text.images import Layout
+from ...text.images.base import LARGEST_AREA
 from ...text.images.llava import LlavaImages
-from .plan import Plan
+from .plan import Plan, odd_shape
 from .values import Levels, channels, resized
 
 
 def plan(settings: LlavaImages, width: int, height: int, low: bool) -> Plan:
-    """Return the plan of an image."""
+    """Return the plan of an image. Raises InvalidRequest for one so narrow that it is too large once resized."""
+    if not settings.pads and math.prod(_size(settings, width, height)) > LARGEST_AREA:
+        raise odd_shape(width, height)
     return Plan((1, 3, *settings.shape), Layout())
 
 
