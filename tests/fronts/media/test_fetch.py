@@ -178,6 +178,7 @@ async def test_each_redirect_is_checked_as_a_url() -> None:
         evil=redirect("http://evil.org/"),
         inside=redirect("http://inside.example/c"),
         file=redirect("file:///etc/passwd"),
+        broken=redirect("http://[::1/"),
         loop=redirect("/loop"),
         bare=b"HTTP/1.1 302 Found\r\ncontent-length: 0\r\n\r\n",
     ) as web:
@@ -188,6 +189,7 @@ async def test_each_redirect_is_checked_as_a_url() -> None:
             "evil": "not allowed",
             "inside": "not on the public internet",
             "file": "no http(s) URL",
+            "broken": "redirects to something that is no URL",
             "loop": "redirects more than 3 times",
             "bare": "answered 302",
         }.items():

@@ -167,7 +167,7 @@ class ImageFetcher:
 async def _read(response: httpcore.Response, url: str, at: str) -> tuple[bytes, str] | str:
     given = {name.lower(): value for name, value in response.headers}
     if response.status in REDIRECTS and b"location" in given:
-        return urljoin(url, given[b"location"].decode("latin-1"))
+        return _joined(url, given[b"location"].decode("latin-1"))
     if response.status != 200:
         raise _Refused(f"its server answered {response.status}")
     length = given.get(b"content-length", b"")
@@ -187,6 +187,13 @@ def _split(url: str) -> SplitResult:
         return urlsplit(url)
     except ValueError:
         raise _Refused("it is no URL") from None
+
+
+def _joined(url: str, location: str) -> str:
+    try:
+        return urljoin(url, location)
+    except ValueError:
+        raise _Refused("it redirects to something that is no URL") from None
 
 
 def _port(parts: SplitResult) -> int | None:
