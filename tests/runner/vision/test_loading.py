@@ -124,6 +124,32 @@ def test_a_tower_of_a_million_layers_is_told_before_it_is_made(family: str, fiel
         load_parts(connect(_family(family)), folder, config)
 
 
+@pytest.mark.parametrize(
+    ("family", "numbers", "words"),
+    [
+        ("pixtral", {"rope_theta": 0}, "rope_theta is 0, and must be above 0"),
+        ("gemma4", {"rope_parameters": {"rope_theta": -1.0}}, "rope_theta is -1.0, and must be above 0"),
+        ("gemma3", {"layer_norm_eps": -1}, "layer_norm_eps is -1, and must be 0 to 1"),
+    ],
+)
+def test_numbers_that_make_noise_of_images_are_told(
+    family: str, numbers: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    """F5. Before, every request with an image failed."""
+    folder, config = make_vision(tmp_path, family), config_of(family)
+    config["vision_config"] |= numbers
+    with pytest.raises(NoTower, match=f"its vision_config is broken: {words}"):
+        load_parts(connect(_family(family)), folder, config)
+
+
+def test_the_tokens_of_gemma_3s_images_may_stand_where_transformers_writes_them(tmp_path: Path) -> None:
+    """F5. Before, the tower had mlx-vlm's 256 of them whatever the folder said."""
+    folder, config = make_vision(tmp_path, "gemma3"), config_of("gemma3")
+    config["mm_tokens_per_image"] = config["text_config"].pop("mm_tokens_per_image")
+    tower = Tower(load_parts(connect(_family("gemma3")), folder, config), _family("gemma3"), mx.float32)
+    assert tower.count((1, 3, 48, 48), ()) == 9
+
+
 @pytest.mark.parametrize("heads", [0.5, -1])
 def test_a_tower_that_encodes_no_image_is_told(heads: float, tmp_path: Path) -> None:
     """F5. Before, the start failed for one, and every request with an image for the other."""

@@ -33,6 +33,9 @@ QWEN25 = {
     "patch_size": 14,
     "image_mean": [0.48145466, 0.4578275, 0.40821073],
 }
+GEMMA3 = {"image_size": 896, "patch_size": 14}
+CLIP = {"image_size": 336, "patch_size": 14}
+MISTRAL3 = {"image_size": 1540, "patch_size": 14}
 SMOLVLM = {"size": {"longest_edge": 2048}, "max_image_size": {"longest_edge": 512}, "do_image_splitting": True}
 
 
@@ -181,6 +184,68 @@ def test_settings_are_read_from_the_folders_files(
             {},
             "image_token_id is 7 in config.json, and 1 by the tokenizer's <|image_pad|>: download",
         ),
+        ({"model_type": "lfm2_vl", "vision_config": {}, "downsample_factor": 1}, {}, "downsample_factor is 1"),
+        ({"model_type": "gemma3", "vision_config": GEMMA3}, {}, ""),
+        ({"model_type": "gemma3", "vision_config": GEMMA3, "mm_tokens_per_image": 64}, {}, ""),
+        (
+            {"model_type": "gemma3", "vision_config": GEMMA3, "mm_tokens_per_image": 64},
+            {"image_seq_length": 256},
+            "a view of an image has 64 features by config.json, and 256 tokens by the image settings: download",
+        ),
+        (
+            {"model_type": "gemma3", "vision_config": GEMMA3, "text_config": {"mm_tokens_per_image": 144}},
+            {},
+            "has 144 features by config.json, and 256",
+        ),
+        ({"model_type": "gemma3", "vision_config": GEMMA3, "mm_tokens_per_image": 10000}, {}, "can't be used"),
+        (
+            {"model_type": "gemma3", "vision_config": {**GEMMA3, "patch_size": 112}},
+            {},
+            "has 0 features by config.json, and 256",
+        ),
+        (
+            {"model_type": "gemma4", "vision_config": {"position_embedding_size": 800}},
+            {},
+            "position_embedding_size is 800 in config.json, and an image has up to 840 patches in a row: download",
+        ),
+        ({"model_type": "llava", "vision_config": CLIP}, {}, ""),
+        ({"model_type": "llava", "vision_config": CLIP, "vision_feature_select_strategy": "full"}, {}, ""),
+        (
+            {"model_type": "llava", "vision_config": CLIP},
+            {"crop_size": 224},
+            "image_size is 336 in config.json, and images have 224 x 224 pixels by their settings: download",
+        ),
+        (
+            {"model_type": "llava", "vision_config": CLIP},
+            {"crop_size": {"height": 168, "width": 672}},
+            "images have 168 x 672 pixels",
+        ),
+        (
+            {"model_type": "llava", "vision_config": CLIP, "vision_feature_select_strategy": None},
+            {},
+            "has 577 features by config.json, and 576 tokens",
+        ),
+        (
+            {"model_type": "pixtral", "vision_config": {"patch_size": 16, "image_size": 1024}},
+            {"size": {"longest_edge": 1024}},
+            "",
+        ),
+        (
+            {"model_type": "mistral3", "spatial_merge_size": 2, "vision_config": MISTRAL3},
+            {"size": {"longest_edge": 1540}},
+            "",
+        ),
+        (
+            {"model_type": "pixtral", "vision_config": {"patch_size": 16, "image_size": 512}},
+            {},
+            "image_size is 512 in config.json, and images have up to 1024 pixels a side by their settings: download",
+        ),
+        ({"model_type": "smolvlm", "vision_config": {"patch_size": 14}, "scale_factor": 2}, {}, ""),
+        (
+            {"model_type": "smolvlm", "vision_config": {"patch_size": 14}, "scale_factor": 3},
+            {},
+            "scale_factor is 3 in config.json, and a view has 26 x 26 patches: download",
+        ),
         ({"model_type": "gemma3", "vision_config": {}, "image_token_index": 2}, {}, ""),
         ({"model_type": "gemma3", "vision_config": {}, "image_token_index": 3}, {}, "image_token_index is 3"),
     ],
@@ -190,6 +255,29 @@ def test_a_folder_without_usable_settings_has_a_reason(config: Any, raw: Any, re
     assert (found is None) == bool(reason)
     assert reason in why
     assert "\n" not in why
+
+
+@pytest.mark.parametrize(
+    ("config", "processor", "reason"),
+    [
+        (
+            {"model_type": "idefics3", "vision_config": {"patch_size": 14}, "scale_factor": 2},
+            {"image_seq_len": 64},
+            "a view of an image has 169 features by config.json, and 64 tokens",
+        ),
+        ({"model_type": "llava", "vision_config": CLIP}, {"patch_size": 16}, "patch_size is 14 in config.json, and 16"),
+        (
+            {"model_type": "llava", "vision_config": CLIP},
+            {"vision_feature_select_strategy": "full"},
+            "has 576 features by config.json, and 577 tokens",
+        ),
+    ],
+)
+def test_a_processor_of_another_tower_has_a_reason(config: Any, processor: Any, reason: str) -> None:
+    """F5. Before, every request with an image failed."""
+    found, why = read_image_settings(config, {}, processor, VOCABULARY.get)
+    assert found is None
+    assert reason in why
 
 
 def test_a_tokenizer_without_the_token_has_a_reason() -> None:

@@ -15,6 +15,8 @@ from .processors import without_processors
 
 SUPPORTED = ((0, 7, 10), (0, 8))
 _NAMES = ("Model", "ModelConfig", "VisionConfig", "TextConfig")
+_OF_MODEL = ("mm_tokens_per_image",)
+"""Fields that mlx-vlm reads from the language model's part, and transformers writes beside it."""
 _CURE = install_command("vision")
 
 
@@ -34,7 +36,8 @@ class MlxVlm:
         """mlx-vlm's model for `config`, with random parameters that are not computed. Raises NoTower. Fields of the
         language model may stand beside the others, or in a part of their own: families read either."""
         module, text = self._module, config.get("text_config") or {}
-        given = {**text, **config, "text_config": dict(text)}
+        text = {**text, **{name: config[name] for name in _OF_MODEL if config.get(name) is not None}}
+        given = {**text, **config, "text_config": text}
         try:
             made = module.ModelConfig.from_dict(given)
             made.text_config = module.TextConfig.from_dict(dict(given["text_config"]))

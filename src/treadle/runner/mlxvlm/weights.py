@@ -23,6 +23,7 @@ def load_parts(library: MlxVlm, folder: Path, config: dict[str, Any]) -> Any:
     if not stored:
         raise _without(family.parts[0])
     _check_layers(config["vision_config"], len(stored))
+    _check_numbers(config["vision_config"])
     model = library.new_model(config)
     for name, child in model.children().items():
         if name not in family.parts and tree_flatten(child.parameters()):
@@ -45,6 +46,18 @@ def _check_layers(vision: Mapping[str, Any], tensors: int) -> None:
         layers = vision.get(name)
         if isinstance(layers, (int, float)) and layers > tensors:
             raise NoTower(f"its vision_config is broken: {name} is {layers}, and its tower has {tensors} tensors")
+
+
+def _check_numbers(vision: Mapping[str, Any]) -> None:
+    """Raise NoTower for numbers with which all features would be NaN, or noise."""
+    rotation = vision.get("rope_parameters")
+    given = {**(rotation if isinstance(rotation, Mapping) else {}), **vision}
+    numbers = {name: value for name, value in given.items() if isinstance(value, (int, float))}
+    for name, value in numbers.items():
+        if name == "rope_theta" and not value > 0:
+            raise NoTower(f"its vision_config is broken: {name} is {value}, and must be above 0")
+        if name.endswith("_eps") and not 0 <= value < 1:
+            raise NoTower(f"its vision_config is broken: {name} is {value}, and must be 0 to 1")
 
 
 def _read(folder: Path, config: Mapping[str, Any], parts: tuple[str, ...]) -> dict[str, Any]:

@@ -39,7 +39,7 @@ class Layout(msgspec.Struct, frozen=True, array_like=True):
 class ImageSettings(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Settings of one model's images. `token`: the text of the token that a feature of the tower replaces, with the id
     `token_id`. `placeholder`: the text that the chat template writes for an image, a token too. `of_tower` maps fields
-    to those of vision_config that have to be the same."""
+    to those of vision_config, or of config.json itself, that have to be the same."""
 
     of_tower: ClassVar[Mapping[str, str]] = {}
 
@@ -68,10 +68,28 @@ class ImageSettings(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         """Return the text that stands for an image, in place of the placeholder."""
         raise NotImplementedError
 
+    def contradiction(self, config: Mapping[str, Any], vision: Mapping[str, Any]) -> str:
+        """Return how the tower that `config` makes, with its vision_config `vision`, differs beyond `of_tower`; empty
+        where it does not, or where they do not tell."""
+        return ""
+
     @property
     def literal_tokens(self) -> tuple[str, ...]:
         """Tokens of an image's text that a client's text must not contain as tokens, besides special ones."""
         return (self.token, self.placeholder)
+
+
+def counts(values: Mapping[str, Any], *names: str) -> list[int]:
+    """Return the values of these names; none where one is no whole number above zero."""
+    found = [values.get(name) for name in names]
+    return found if all(type(value) is int and value > 0 for value in found) else []  # type: ignore[return-value]
+
+
+def other_tokens(features: int, tokens: int) -> str:
+    """Return how a tower with `features` for a view differs from `tokens`; empty where it does not."""
+    if features == tokens:
+        return ""
+    return f"a view of an image has {features} features by config.json, and {tokens} tokens by the image settings"
 
 
 class ClipSettings(ImageSettings, frozen=True, kw_only=True):

@@ -33,6 +33,7 @@ FAMILIES: Mapping[str, tuple[type[ImageSettings], Fields]] = {
     **dict.fromkeys(("lfm2_vl", "lfm2-vl"), (lfm2.Lfm2Images, lfm2.fields)),
 }
 NO_TOWER = "the model reads text only"
+_CURE = "download the folder's files again"
 
 
 def read_image_settings(
@@ -69,11 +70,13 @@ def read_image_settings(
 
 def _unfit(settings: ImageSettings, config: Object, vision: Object) -> str:
     """Return how the settings contradict config.json, by which the tower was made; empty where they do not."""
-    pairs = [(getattr(settings, ours), vision.get(theirs), theirs) for ours, theirs in settings.of_tower.items()]
+    both = {**config, **vision}
+    pairs = [(getattr(settings, ours), both.get(theirs), theirs) for ours, theirs in settings.of_tower.items()]
     pairs += [(settings.token_id, config.get(name), name) for name in ("image_token_id", "image_token_index")]
     wrong = [(ours, theirs, name) for ours, theirs, name in pairs if type(theirs) is int and theirs != ours]
     if not wrong:
-        return ""
+        how = settings.contradiction(config, vision)
+        return f"{how}: {_CURE}" if how else ""
     ours, theirs, name = wrong[0]
     found = f"the tokenizer's {settings.token}" if name.startswith("image_token") else "the folder's image settings"
-    return f"{name} is {theirs} in config.json, and {ours} by {found}: download the folder's files again"
+    return f"{name} is {theirs} in config.json, and {ours} by {found}: {_CURE}"

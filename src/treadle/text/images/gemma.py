@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import isqrt
 from typing import Annotated, Any, ClassVar
 
 from msgspec import Meta
@@ -18,7 +19,9 @@ from .base import (
     Side,
     Token,
     common_fields,
+    counts,
     given,
+    other_tokens,
     size_of,
 )
 
@@ -62,6 +65,16 @@ class Gemma3Images(ImageSettings, frozen=True, kw_only=True, tag=True):
         others = " ".join([view] * crops)
         return f"Here is the original image {view} and here are some crops to help you see better {others}"
 
+    def contradiction(self, config: Mapping[str, Any], vision: Mapping[str, Any]) -> str:
+        text = config.get("text_config")
+        given = {"mm_tokens_per_image": 256, **(text if isinstance(text, Mapping) else {}), **config, **vision}
+        found = counts(given, "image_size", "patch_size", "mm_tokens_per_image")
+        if not found:
+            return ""
+        size, patch, tokens = found
+        side, kept = size // patch, isqrt(tokens)
+        return other_tokens((side // (side // kept)) ** 2 if side >= kept else 0, self.tokens)
+
 
 class Gemma4Images(ImageSettings, frozen=True, kw_only=True, tag=True):
     """Sides are multiples of `patch` times `pool`; a token is `pool` x `pool` patches. `tokens` are the most
@@ -92,6 +105,12 @@ class Gemma4Images(ImageSettings, frozen=True, kw_only=True, tag=True):
     def text(self, layout: Layout) -> str:
         rows, columns = layout.grid[0]
         return self.begin + self.token * (rows * columns // self.pool**2) + self.end
+
+    def contradiction(self, config: Mapping[str, Any], vision: Mapping[str, Any]) -> str:
+        places, most = vision.get("position_embedding_size"), self.tokens * self.pool
+        if type(places) is not int or places >= most:
+            return ""
+        return f"position_embedding_size is {places} in config.json, and an image has up to {most} patches in a row"
 
 
 def fields3(raw: dict[str, Any], config: dict[str, Any], processor: dict[str, Any]) -> dict[str, Any]:

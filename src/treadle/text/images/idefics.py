@@ -2,9 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from .base import LANCZOS, Count, Filter, ImageSettings, Layout, Side, Token, common_fields, given, side_of
+from .base import (
+    LANCZOS,
+    Count,
+    Filter,
+    ImageSettings,
+    Layout,
+    Side,
+    Token,
+    common_fields,
+    counts,
+    given,
+    other_tokens,
+    side_of,
+)
 
 
 class IdeficsImages(ImageSettings, frozen=True, kw_only=True, tag=True):
@@ -40,6 +54,16 @@ class IdeficsImages(ImageSettings, frozen=True, kw_only=True, tag=True):
         )
         tiles = "".join(lines) + ("\n" if rows else "")
         return f"{tiles}{self.around}{self.whole}{view}{self.around}"
+
+    def contradiction(self, config: Mapping[str, Any], vision: Mapping[str, Any]) -> str:
+        found = counts(vision, "patch_size") + counts(config, "scale_factor")
+        if len(found) < 2:
+            return ""
+        patch, scale = found
+        side = self.tile // patch
+        if side % scale:
+            return f"scale_factor is {scale} in config.json, and a view has {side} x {side} patches"
+        return other_tokens((side // scale) ** 2, self.tokens)
 
 
 def fields(raw: dict[str, Any], config: dict[str, Any], processor: dict[str, Any]) -> dict[str, Any]:

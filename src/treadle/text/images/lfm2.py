@@ -13,7 +13,7 @@ class Lfm2Images(ImageSettings, frozen=True, kw_only=True, tag=True):
     image with more than `tolerance` times as many pixels as that is cut into `min_tiles` to `max_tiles` squares of
     `tile` pixels. A view's patches are filled up to `patches`."""
 
-    of_tower: ClassVar[Mapping[str, str]] = {"patch": "patch_size"}
+    of_tower: ClassVar[Mapping[str, str]] = {"patch": "patch_size", "merge": "downsample_factor"}
 
     begin: Token = "<|image_start|>"
     end: Token = "<|image_end|>"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from .base import ClipSettings, Count, Layout, Side, Token, common_fields, given, side_of, size_of
@@ -34,6 +35,12 @@ class PixtralImages(ClipSettings, frozen=True, kw_only=True, tag=True):
         height, width = layout.grid[0]
         rows = [self.token * (width // self.step)] * (height // self.step)
         return self.row_end.join(rows) + self.end
+
+    def contradiction(self, config: Mapping[str, Any], vision: Mapping[str, Any]) -> str:
+        size, most = vision.get("image_size"), max(self.height, self.width)
+        if type(size) is not int or -(-most // self.step) * self.merge <= size // self.patch:
+            return ""
+        return f"image_size is {size} in config.json, and images have up to {most} pixels a side by their settings"
 
 
 def fields(raw: dict[str, Any], config: dict[str, Any], processor: dict[str, Any]) -> dict[str, Any]:
