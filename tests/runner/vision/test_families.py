@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 
 import pytest
 
 from tests.runner.looped import Looped
 from tests.runner.vision.asked import Asked, Picture, VisionModel
-from tests.support.tiny_vision import FAMILIES
+from tests.support.tiny_vision import BREAK, FAMILIES
 from treadle.core.plan import Admit, DecodeRow, Encode, PrefillChunk, StepPlan
 
 CAT, DOG, OWL = Picture(1), Picture(2, 1), Picture(3, 2)
@@ -55,6 +56,23 @@ def test_tokens_are_those_of_mlx_vlm(family: str, model_of: ModelOf) -> None:
             assert loop.tokens(asked.submit.id) == model.expected(asked), (name, asked.submit.id)
         assert cached or preempted > 1
     assert model.runner.statistics().features.needed_bytes == 0
+
+
+@pytest.mark.parametrize("family", ["pixtral", "mistral3"])
+def test_a_chunk_may_be_a_mark_between_rows_of_an_image(family: str, model_of: ModelOf) -> None:
+    """F5. Before, a step without another image failed, as it took features from none."""
+    model = model_of(family)
+    runner = model.runner
+    runner.forget_prefixes()
+    asked = model.ask("a", CAT, text=1)
+    prompt = asked.submit.prompt
+    mark, end = prompt.index(BREAK), len(prompt) - 1
+    runner.execute(StepPlan(step=1, admit=(Admit(asked.submit),), encode=(Encode("a", 0, 0, 9),)))
+    for step, (start, stop) in enumerate(pairwise((0, mark, mark + 1, end)), 2):
+        runner.execute(StepPlan(step=step, prefill=(PrefillChunk("a", start, stop - start),)))
+    tokens = [runner.execute(StepPlan(9 + i, decode=(DecodeRow("a", i),))).rows[0].tokens[0] for i in range(10)]
+    runner.release("a")
+    assert tokens == model.expected(asked)
 
 
 @pytest.mark.parametrize("family", ["qwen3_vl", "gemma3"])

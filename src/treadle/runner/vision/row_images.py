@@ -70,7 +70,8 @@ class RowImages:
                 counts = f"{len(places)} tokens stand for an image of {encoded.rows.shape[0]} features"
                 raise ValueError(f"{counts}: its preprocessing does not fit the model")
             low, high = np.searchsorted(places, [start, end]).tolist()
-            parts.append((places[low:high] - start, _rows(encoded, low, high)))
+            if low < high:  # else the chunk has marks between views or rows alone
+                parts.append((places[low:high] - start, _rows(encoded, low, high)))
         if not parts:
             return None
         rows = [of_image for _, of_image in parts]
