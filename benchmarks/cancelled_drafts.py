@@ -154,15 +154,21 @@ class Storm:
 
     def _requests(self) -> Iterator[Submit]:
         """Requests of all kinds of sampling without constraints, with prompts that are scored as long as these count,
-        and with short ones in the end, beside which drafts are verified."""
+        and with short ones in the end, beside which drafts are verified. Longer ones are new, as cached ones leave
+        nothing to prefill."""
         for i, one in enumerate(itertools.cycle(mixed(0))):
             prompt, missing = one.prompt, self._missing
             if Phase.SCORING in missing and i % 2:
-                prompt = tuple(self._dice.choices(range(256), k=SCORED))
+                prompt = self._new_prompt(SCORED)
             elif Phase.PREFILL not in missing:
                 prompt = prompt[:CHUNK]
+            elif len(prompt) > CHUNK:
+                prompt = self._new_prompt(len(prompt))
             free = {"constraint": None, "thinking": None, "stop_token_ids": (), "prompt_logprobs": None}
             yield replace(one, id=f"{i}", prompt=prompt, max_tokens=60, max_wait_s=1e9, **free)
+
+    def _new_prompt(self, length: int) -> tuple[int, ...]:
+        return tuple(self._dice.choices(range(256), k=length))
 
     def _send(self, request: Submit) -> None:
         if len(request.prompt) == SCORED:
