@@ -13,6 +13,7 @@ from tests.support.capabilities import capabilities
 from tests.support.owners import CAN, WAIT_S, Clock, FakeOwner, Yard, settle
 from treadle.core.capabilities import Capabilities, SpecPrefillCapabilities
 from treadle.core.compute_path import Backend, ComputePath
+from treadle.core.draft_budget import NOTHING_READY
 from treadle.core.messages import (
     Cancel,
     CancelReason,
@@ -891,6 +892,7 @@ async def test_the_status_says_what_became_of_draft_tokens():
     assert "speculation" not in status["capabilities"]
     found = status["speculation"]
     assert (found["drafters"], found["draft_tokens"], found["on"]) == (["lookup"], 8, False)
+    assert found["reason"] == NOTHING_READY, "an owner that has had no step is off for a reason, too"
     assert (found["acceptance"], found["tokens_per_step"]) == (0.0, 1.0)
     drafter = RunnerStatistics(drafter=DrafterStatistics(4096, 7, PrefixStatistics(reused=32)))
     counted = SpeculationStatistics(
@@ -900,6 +902,7 @@ async def test_the_status_says_what_became_of_draft_tokens():
     await settle()
     found = status_of(scene.client)["speculation"]
     assert (found["steps"], found["drafted"], found["accepted"], found["on"]) == (4, 20, 15, True)
+    assert found["reason"] == ""
     assert (found["acceptance"], found["tokens_per_step"], found["chances"]) == (0.75, 4.0, [0.9, 0.5])
     assert found["match_chances"] == {"2": 0.3}
     assert (found["kv_bytes"], found["backlog"], found["reused_tokens"]) == (4096, 7, 32)

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from ..core.capabilities import Capabilities, SpecPrefillCapabilities, SpeculationCapabilities
+from ..core.draft_budget import NOTHING_READY
 from ..core.messages import StepReport
 from ..core.statistics import EngineStatistics
 from .client import EngineClient
@@ -61,7 +62,7 @@ def _speculation_status(can: SpeculationCapabilities, report: StepReport | None)
         "drafters": list(can.drafters),
         "draft_tokens": can.draft_tokens,
         "on": found.on,
-        "reason": can.reason or found.reason,
+        "reason": can.reason or (NOTHING_READY if report is None else found.reason),
         "steps": found.steps,
         "drafted": found.drafted,
         "accepted": found.accepted,
