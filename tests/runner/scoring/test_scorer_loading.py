@@ -26,6 +26,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("models")
     make_tiny(made / "target", layers=3)
     make_tiny(made / "scorer", layers=1, context=512)
+    make_tiny(made / "small", layers=1)
     make_qwen3_embedding(made / "embedder")
     make_family(made / "mamba", "mamba")
     return made
@@ -108,6 +109,18 @@ def test_a_minimum_that_no_prompt_reaches_is_refused(
     assert caught.value.message == (
         f"`spec_prefill_min` is {least}, and the longest prompt that target and its scorer have a context for has "
         f"{longest} tokens, so none would be scored: give less, or leave `spec_prefill` out"
+    )
+
+
+@pytest.mark.parametrize(("running", "longest"), [(2, 760), (6, 255)], ids=["of the scorer", "of the model"])
+def test_a_minimum_that_no_cache_holds_is_refused(folders: Path, running: int, longest: int) -> None:
+    options: dict[str, Any] = {"memory": 1 << 20, "max_running": running}
+    with pytest.raises(ConfigError) as caught:
+        build(folders / "target", spec_prefill=ScorerModel(folders / "small", "", 0.3, 1500), **options)
+    assert caught.value.param == "spec_prefill_min"
+    assert caught.value.message == (
+        "`spec_prefill_min` is 1500, and the longest prompt that target and its scorer have memory for has "
+        f"{longest} tokens, so none would be scored: give less, give more `memory`, or leave `spec_prefill` out"
     )
 
 

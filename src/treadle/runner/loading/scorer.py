@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ...core.capabilities import Capabilities
 from ...core.sparse_prompt import LOOK_AHEAD, longest_scored
 from ...errors import ConfigError
 from ..base import Progress
@@ -78,5 +79,20 @@ def check_least(target: LoadedModel, scorer: LoadedModel, wanted: ScorerModel) -
         raise ConfigError(
             f"`spec_prefill_min` is {wanted.min_tokens}, and the longest prompt that {target.name} and its scorer have "
             f"a context for has {longest} tokens, so none would be scored: give less, or leave `spec_prefill` out",
+            param="spec_prefill_min",
+        )
+
+
+def check_room(target: LoadedModel, can: Capabilities, wanted: ScorerModel) -> None:
+    """Raise ConfigError where no prompt that both caches have memory for, with a token of an answer behind it in the
+    target's, is long enough to be scored."""
+    longest = can.steps.spec_prefill.longest
+    if can.kv.blocks:
+        longest = min(longest, can.kv.blocks * can.kv.block - 1)
+    if longest < wanted.min_tokens:
+        raise ConfigError(
+            f"`spec_prefill_min` is {wanted.min_tokens}, and the longest prompt that {target.name} and its scorer have "
+            f"memory for has {longest} tokens, so none would be scored: give less, give more `memory`, or leave "
+            "`spec_prefill` out",
             param="spec_prefill_min",
         )
