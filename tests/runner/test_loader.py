@@ -273,6 +273,19 @@ def test_quantized_tensors_of_another_type_are_refused(
         load(broken)
 
 
+def test_weights_are_unpacked_on_the_cpu_without_rounding(folder: Path, tmp_path: Path) -> None:
+    """Scales in bfloat16 would give weights in bfloat16."""
+    from treadle.runner.mlxlm import connect
+
+    library = connect()
+    module, _ = library.load(converted(folder, tmp_path / "quantized", dtype=mx.bfloat16, bits=4))
+    weight, scales, biases = (getattr(module.lm_head, name) for name in ("weight", "scales", "biases"))
+    assert scales.dtype == mx.bfloat16
+    exact = mx.dequantize(weight, scales.astype(mx.float32), biases.astype(mx.float32), group_size=32, bits=4)
+    unpacked = weights.for_device(module, library, library.parameters(module), "cpu")
+    assert mx.array_equal(unpacked.lm_head.weight, exact)
+
+
 def test_other_devices_keep_the_models_dtype(folder: Path, tmp_path: Path) -> None:
     from treadle.runner.mlxlm import connect
 

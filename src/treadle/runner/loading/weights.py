@@ -19,10 +19,12 @@ def for_device(module: Any, library: MlxLm, parameters: int, kind: str) -> Any:
     """On the CPU compute in float32, and without quantized layers if that fits: nothing else goes through BLAS.
 
     Half-precision and quantized layers are ten times as slow there for a batch. Elsewhere the model stays as it is.
+    Scales are converted first: products with scales in half precision would be rounded to it.
     """
     if kind != "cpu":
         return module
     module = library.without_expert_scales(module)
+    module.set_dtype(mx.float32)
     if 2 * 4 * parameters <= mem.host_available_bytes():
         module = library.dequantize(module)
     module.set_dtype(mx.float32)
