@@ -8,14 +8,21 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 import msgspec
 import pytest
+from mlx.utils import tree_flatten
 
 from tests.runner.families import make_family
-from tests.support.architectures import config_of, make_folder
+from tests.support.architectures import config_of, make_folder, new_module
+from tests.support.fp8_models import by_tensor, write
+from tests.support.mtp_models import tensors
 from tests.support.tiny import make_tiny
 from treadle.cli.device_probe import ProbeRequest, ProbeResult, probe
+from treadle.cli.estimate import estimate
 from treadle.runner.build import build
+from treadle.runner.device import memory
+from treadle.runner.loading.loader import load
 
 
 def probe_script(script: str, *, folder: str | None = None, timeout_s: float = 30.0) -> ProbeResult:
@@ -93,6 +100,48 @@ def test_the_estimate_is_what_then_runs(tmp_path: Path, architecture: str) -> No
     for name in ("architecture", "parameters", "dtype", "weight_bytes", "context"):
         assert estimate[name] == can[name], name
     assert estimate["kv_token_bytes"] == can["kv"]["token_bytes"]
+
+
+@pytest.mark.parametrize("free", [0, 1 << 40], ids=["stays quantized", "is unpacked"])
+def test_the_estimate_of_a_quantized_model_is_what_the_start_makes_of_it(
+    tmp_path: Path, free: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unpacked it would not fit where it still runs as it is."""
+    from mlx_lm.utils import quantize_model
+
+    monkeypatch.setattr(memory, "host_available_bytes", lambda: free)
+    module = new_module(config_of("qwen3_moe"))
+    module, config = quantize_model(module, config_of("qwen3_moe"), 32, 4)
+    weights = dict(tree_flatten(module.parameters()))
+    mx.save_safetensors(str(make_tiny(tmp_path) / "model.safetensors"), weights)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    found = estimate(ProbeRequest(folder=str(tmp_path)), "cpu", 1 << 34)
+    monkeypatch.setattr(memory, "usable_bytes", lambda kind: 1 << 34)
+    model = load(tmp_path, memory=1 << 25)
+    assert found.weight_bytes == model.weight_bytes
+    assert (found.dtype, found.parameters) == (model.dtype, model.parameters)
+    assert (found.weight_bytes < found.parameters) == (free == 0)
+
+
+def test_weights_that_are_converted_count_as_what_they_become(tmp_path: Path) -> None:
+    """FP8 becomes bfloat16, of twice the bytes in the files."""
+    config = config_of("llama")
+    make_tiny(tmp_path)
+    weights = {
+        name: array.astype(mx.bfloat16) for name, array in tensors(make_folder(tmp_path / "own", config)).items()
+    }
+    name = "model.layers.0.mlp.up_proj.weight"
+    stored, scale = by_tensor(weights[name])
+    write(tmp_path, {**weights, name: stored, f"{name}_scale_inv": scale}, config)
+    found = estimate(ProbeRequest(folder=str(tmp_path)), "metal", 1 << 34)
+    assert (found.dtype, found.weight_bytes) == ("bfloat16", 2 * found.parameters)
+
+
+def test_what_the_start_refuses_after_reading_is_refused_before(tmp_path: Path) -> None:
+    make_tiny(tmp_path, architecture="qwen3_moe")
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"norm_topk_prob": "false"}))
+    assert 'norm_topk_prob is "false"' in probe(ProbeRequest(folder=str(tmp_path))).parts["model"]["error"]
 
 
 def test_what_quantized_keys_and_values_take_is_left_to_the_start(tmp_path: Path) -> None:

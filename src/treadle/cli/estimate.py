@@ -5,7 +5,6 @@ Runs in the probe's child: it asks mlx-lm for the model's classes and caches.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,17 +12,16 @@ import msgspec
 
 from ..core.compute_path import Backend, KernelPolicy
 from ..errors import ModelError
-from ..models import folder_checks, safetensors_file
+from ..models import folder_checks
 from ..text.folder import FolderConfig
 from ..units import size
-from ..weight_names import merged, weight_files
 
 if TYPE_CHECKING:
     from ..runner.loading.expected import Expected
     from .device_probe import ProbeRequest
 
-_FLOATS = {"F64": "float64", "F32": "float32", "BF16": "bfloat16", "F16": "float16"}
-_WIDTH = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+_WIDTH = {"float64": 8, "float32": 4}
+_HALF = 2
 _PATHS = {
     Backend.PAGED: "batched, KV cache in pages",
     Backend.CONTIGUOUS: "batched, KV cache in buffers a row",
@@ -65,29 +63,29 @@ def estimate(request: ProbeRequest, kind: str, usable_bytes: int) -> Estimate:
     from ..runner.loading import expected
     from ..runner.loading.encoders import is_bidirectional
     from ..runner.loading.headless import is_headless
-    from ..runner.loading.load_errors import check_tensors, check_windows, model_errors
+    from ..runner.loading.load_errors import check_loaded, model_errors
+    from ..runner.loading.weights import dtype_of, for_device, weight_bytes
 
     assert request.folder is not None
     folder = Path(request.folder)
     config = folder_checks.check(folder)
     library = mlxlm.connect()
     with model_errors(folder, library):
-        module, _ = library.load(folder, headless=is_headless(folder))
-        check_tensors(module, folder)
-        check_windows(library, module, config, folder)
-    parameters = library.parameters(module)
-    dtype = "float32" if kind == "cpu" else _stored_dtype(folder)
-    weight_bytes = parameters * _WIDTH[dtype] if kind == "cpu" else _weight_bytes(folder)
-    if usable_bytes and weight_bytes > usable_bytes:
+        module, read = library.load(folder, headless=is_headless(folder))
+        check_loaded(library, module, read, folder)
+        parameters = library.parameters(module)
+        module = for_device(module, library, parameters, kind)
+    dtype, needed = dtype_of(module), weight_bytes(module)
+    if usable_bytes and needed > usable_bytes:
         raise ModelError(
-            f"the weights take {size(weight_bytes)} and {size(usable_bytes)} are free: use a smaller or a quantized "
-            "model, or free memory"
+            f"the weights take {size(needed)} and {size(usable_bytes)} are free: use a smaller or a quantized model, "
+            "or free memory"
         )
     context = FolderConfig.read(folder).context(request.context)
     share = memory.PAGES_SHARE if kind == "cuda" else memory.BUDGET_SHARE
-    budget = int((usable_bytes - weight_bytes) * share) if usable_bytes else 0
+    budget = int((usable_bytes - needed) * share) if usable_bytes else 0
     if request.memory is not None:
-        memory.check_budget(request.memory, usable_bytes - weight_bytes if usable_bytes else None)
+        memory.check_budget(request.memory, usable_bytes - needed if usable_bytes else None)
     encodes = is_bidirectional(config)
     pages = request.kernels != KernelPolicy.OFF
     found = expected.Expected(Backend.ENCODER, "none")
@@ -95,14 +93,14 @@ def estimate(request: ProbeRequest, kind: str, usable_bytes: int) -> Estimate:
         with model_errors(folder, library):
             found = expected.expected_path(library, module, kind, pages=pages, bits=request.kv_bits or 16)
     backend = found.backend
-    cost = (0, 0) if encodes else None if request.kv_bits else kv_cost(found, _WIDTH[dtype], context)
+    cost = (0, 0) if encodes else None if request.kv_bits else kv_cost(found, _WIDTH.get(dtype, _HALF), context)
     token_bytes, row_bytes = cost or (None, None)
     best = Backend.PAGED if kind == "cuda" else Backend.CONTIGUOUS
     return Estimate(
         architecture=str(config["model_type"]),
         parameters=parameters,
         dtype=dtype,
-        weight_bytes=weight_bytes,
+        weight_bytes=needed,
         context=context,
         kv_budget_bytes=budget if request.memory is None else request.memory,
         kv_token_bytes=token_bytes,
@@ -125,21 +123,3 @@ def kv_cost(found: Expected, width: int, context: int) -> tuple[int, int] | None
     windows = [(window, each) for window, each in found.layers if 0 < window < context]
     token = sum(each for window, each in found.layers if not 0 < window < context)
     return token * width, sum(window * each for window, each in windows) * width + found.state_bytes
-
-
-def _stored_dtype(folder: Path) -> str:
-    """Return the floating type that most of the weights are stored in."""
-    sizes: dict[str, int] = {}
-    for tensor in _tensors(folder):
-        if tensor.dtype in _FLOATS:
-            sizes[tensor.dtype] = sizes.get(tensor.dtype, 0) + tensor.end - tensor.start
-    return _FLOATS[max(sizes, key=lambda name: sizes[name])] if sizes else "float16"
-
-
-def _weight_bytes(folder: Path) -> int:
-    return sum(tensor.end - tensor.start for tensor in _tensors(folder))
-
-
-def _tensors(folder: Path) -> Iterable[safetensors_file.Tensor]:
-    found, _ = merged((path, safetensors_file.read_header(path)) for path in weight_files(folder))
-    return found.values()

@@ -154,6 +154,13 @@ def _shape(text: str) -> tuple[int, ...]:
     return tuple(int(size) for size in text.split(",") if size.strip())
 
 
+def check_loaded(library: MlxLm, module: Any, config: Mapping[str, Any], folder: Path) -> None:
+    """Raise ModelError where mlx-lm has loaded a model without an error whose answers would be wrong."""
+    check_tensors(module, folder)
+    check_windows(library, module, config, folder)
+    check_flags(library, config, folder)
+
+
 def check_tensors(module: Any, folder: Path) -> None:
     """Raise ModelError where a layer's tensors are of a type that they can't have: a layer without quantization has
     integers for weights, such as the bytes of FP8, or a quantized one, say, integers for scales: mlx-lm computes with

@@ -35,7 +35,7 @@ from .compute_report import check_required, compute_path
 from .embeddings import embedding_of
 from .encoders import choose_encoder, is_bidirectional
 from .headless import is_headless
-from .load_errors import check_flags, check_tensors, check_windows, model_errors
+from .load_errors import check_loaded, model_errors
 from .model import LoadedModel
 from .probe import Probe, probe
 from .weights import dtype_of, for_device, quantization_of, read_weights
@@ -241,9 +241,7 @@ class _Read:
 def _read(library: MlxLm, folder: Path, kind: str) -> _Read:
     headless = is_headless(folder)
     module, config = library.load(folder, headless=headless)
-    check_tensors(module, folder)
-    check_windows(library, module, config, folder)
-    check_flags(library, config, folder)
+    check_loaded(library, module, config, folder)
     unscaled = library.ignored_scaling(module, config)
     parameters = library.parameters(module)
     quantization = quantization_of(module)
