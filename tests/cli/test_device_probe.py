@@ -137,11 +137,17 @@ def test_weights_that_are_converted_count_as_what_they_become(tmp_path: Path) ->
     assert (found.dtype, found.weight_bytes) == ("bfloat16", 2 * found.parameters)
 
 
-def test_what_the_start_refuses_after_reading_is_refused_before(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [({"norm_topk_prob": "false"}, 'norm_topk_prob is "false"'), ({"num_experts_per_tok": None}, "per_tok is null")],
+)
+def test_what_the_start_refuses_after_reading_is_refused_before(
+    tmp_path: Path, changed: dict[str, Any], words: str
+) -> None:
     make_tiny(tmp_path, architecture="qwen3_moe")
     path = tmp_path / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"norm_topk_prob": "false"}))
-    assert 'norm_topk_prob is "false"' in probe(ProbeRequest(folder=str(tmp_path))).parts["model"]["error"]
+    path.write_text(json.dumps(json.loads(path.read_text()) | changed))
+    assert words in probe(ProbeRequest(folder=str(tmp_path))).parts["model"]["error"]
 
 
 def test_what_quantized_keys_and_values_take_is_left_to_the_start(tmp_path: Path) -> None:

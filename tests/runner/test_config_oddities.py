@@ -29,6 +29,13 @@ def odd(folder: Path, **values: Any) -> list[str]:
         ({"rms_norm_eps": "x" * 100}, 'rms_norm_eps is "' + "x" * 36 + "..."),
         ({"quantization": 4}, "quantization is 4"),
         ({"rope_scaling": {"factor": 0}}, "rope_scaling.factor is 0"),
+        ({"rope_scaling": {"beta_fast": "x"}}, 'rope_scaling.beta_fast is "x"'),
+        (
+            {"rope_parameters": {"full_attention": {"original_max_position_embeddings": -1}}},
+            "rope_parameters.full_attention.original_max_position_embeddings is -1",
+        ),
+        ({"partial_rotary_factor": 2.0}, "partial_rotary_factor is 2.0"),
+        ({"rope_parameters": {"partial_rotary_factor": 0}}, "rope_parameters.partial_rotary_factor is 0"),
         ({"text_config": {"num_hidden_layers": -1}}, "num_hidden_layers is -1"),
     ],
 )
@@ -41,7 +48,8 @@ def test_doubtful_values_are_whole_numbers_that_are_none_and_text_for_a_number()
     config = {"kernel": 0, "layers": -1, "rank": "x", "scale": float("inf"), "pad_token_id": -1, "name": "x", "no": -1}
     assert doubtful(config, types) == ["kernel is 0", "layers is -1", 'rank is "x"', "scale is Infinity"]
     assert doubtful({"layers": 0, "rank": "auto", "scale": -0.5, "kernel": True, "name": "auto"}, types) == []
-    assert doubtful({"text_config": {"layers": 2.5, "rank": 2.0}}, types) == ["layers is 2.5"]
+    assert doubtful({"text_config": {"layers": 2.5, "rank": 2.0}}, types) == ["layers is 2.5", "rank is 2.0"]
+    assert doubtful({"layers": 2.0}, types) == []  # many annotations say int of numbers with a fraction
 
 
 def test_values_that_models_have_are_not_odd(tmp_path: Path) -> None:

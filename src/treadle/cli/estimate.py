@@ -75,6 +75,7 @@ def estimate(request: ProbeRequest, kind: str, usable_bytes: int) -> Estimate:
         check_loaded(library, module, read, folder)
         parameters = library.parameters(module)
         module = for_device(module, library, parameters, kind)
+        library.trace(module)
     dtype, needed = dtype_of(module), weight_bytes(module)
     if usable_bytes and needed > usable_bytes:
         raise ModelError(

@@ -20,6 +20,17 @@ _FORMATS: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
 }
 """Bits and group sizes that MLX has, by the mode of quantization."""
 
+_LAYER_TYPES = frozenset(
+    (
+        *("full_attention", "sliding_attention", "chunked_attention", "window_attention", "indexed_attention"),
+        *("compressed_sparse_attention", "heavily_compressed_attention", "reference_sliding_attention"),
+        *("deepseek_sparse_attention", "qwen_sparse_attention", "minimax_m3_sparse", "linear_attention", "attention"),
+        *("mamba", "mamba2", "recurrent", "conv", "conv_mixer", "hybrid", "hybrid_sliding"),
+        *("moe", "mlp", "sparse", "dense"),
+    )
+)
+"""Types of layers in transformers and mlx-lm. Most of mlx-lm's classes take any other for full attention."""
+
 _CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
 _WINDOWS = ("sliding_window", "sliding_window_size", "attention_window_size", "window_size")
 _SCALING = ("rope_scaling", "rope_parameters")
@@ -34,7 +45,11 @@ def faults(config: Mapping[str, Any]) -> list[str]:
 
 
 def _experts(config: Mapping[str, Any]) -> Iterator[str]:
-    """A token's experts are at least one, and not more than there are. A single expert is a dense layer."""
+    """A token's experts are at least one, and not more than there are. A single expert is a dense layer. Some models
+    have a list, by the layer."""
+    for name in (*_EXPERTS, *_CHOSEN):
+        if isinstance(config.get(name), (str, float, bool)):
+            yield f"{name} is {_short(config[name])}, and must be a whole number"
     counts = {name: config[name] for name in _EXPERTS if _is_int(config.get(name))}
     total = next((name for name, count in counts.items() if count > 1), None)
     if total is None:
@@ -49,6 +64,12 @@ def _experts(config: Mapping[str, Any]) -> Iterator[str]:
 def _layer_types(config: Mapping[str, Any]) -> Iterator[str]:
     """Each layer has a type. There may be more types: those of layers for speculation are left out."""
     types, layers = config.get("layer_types"), config.get("num_hidden_layers")
+    if types is not None and not isinstance(types, list):
+        yield f"layer_types is {_short(types)}, and must be a list"
+    for place, kind in enumerate(types if isinstance(types, list) else ()):
+        if not isinstance(kind, str) or kind not in _LAYER_TYPES:
+            yield f"layer_types[{place}] is {_short(kind)}, which is no known type of layers"
+            break
     if isinstance(types, list) and _is_int(layers) and len(types) < layers:
         yield f"layer_types has {len(types)} entries, and num_hidden_layers is {layers}: each layer needs one"
 

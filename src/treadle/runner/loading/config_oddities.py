@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from types import NoneType, UnionType
@@ -13,12 +13,18 @@ from typing import Any, Union, get_args, get_origin
 
 _COUNTS = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
 _OPTIONAL_COUNTS = ("num_key_value_heads", "intermediate_size", "head_dim", "max_position_embeddings")
-_OBJECTS = ("quantization", "quantization_config", "rope_scaling", "rope_parameters")
+_SCALINGS = ("rope_scaling", "rope_parameters")
+_OF_SCALINGS = (
+    *("factor", "original_max_position_embeddings", "beta_fast", "beta_slow"),
+    *("low_freq_factor", "high_freq_factor"),
+)
+_TURNED = "partial_rotary_factor"
+_OBJECTS = ("quantization", "quantization_config", *_SCALINGS)
 _LARGEST = 2**31 - 1  # of a dimension in MLX
 _MOST = {int: _LARGEST, float: float("inf")}
 _SHOWN = 40
 _LARGEST_INT = 2**63 - 1  # of a number in MLX
-_SIZES = re.compile(r"size|dim|rank|experts|width|heads|state|channels|embd|group")
+_SIZES = re.compile(r"size|dim|rank|experts|width|heads|state|channels|embd|group|conv|kernel|window")
 """Parts of names of fields that are sizes of weights."""
 _NEVER_ZERO = re.compile(r"head_dim|state|kernel|d_conv")
 """Parts of names of fields that no model has as 0."""
@@ -78,7 +84,9 @@ def _is_doubtful(name: str, value: Any, type_: Any) -> bool:
         return True
     if float in kinds or "token" in name:  # some give -1 or -200 as the id of a token that stands for others
         return False
-    return value < 0 or value != int(value) or (value == 0 and bool(_NEVER_ZERO.search(name)))
+    if value < 0 or value != int(value) or (isinstance(value, float) and _SIZES.search(name)):
+        return True
+    return value == 0 and bool(_NEVER_ZERO.search(name))
 
 
 def too_large(config: Mapping[str, Any]) -> list[str]:
@@ -97,9 +105,16 @@ def not_given(config: Mapping[str, Any], types: Mapping[str, Any]) -> list[str]:
     return [f"{name} is missing" for name in _COUNTS if name in types and not any(name in part for part in parts)]
 
 
+def lacking_scaling(config: Mapping[str, Any], name: str) -> list[str]:
+    """The settings of scaled positions without the field `name`, as `place.name is missing`."""
+    scalings = [(place, own) for part in _parts(config) for place, own in _scalings(part)]
+    kinds = [(place, own) for place, own in scalings if own.get("rope_type", own.get("type", "default")) != "default"]
+    return [f"{place}.{name} is missing" for place, own in kinds if name not in own]
+
+
 def contradictions(config: Mapping[str, Any]) -> list[str]:
     """Values that do not fit each other."""
-    return [line for part in _parts(config) for line in _heads(part)]
+    return [line for part in _parts(config) for line in _multiples(part)]
 
 
 def foreign_format(config: Mapping[str, Any]) -> str:
@@ -111,9 +126,12 @@ def foreign_format(config: Mapping[str, Any]) -> str:
     return " ".join(names) or _short(stored)
 
 
-def _heads(config: Mapping[str, Any]) -> list[str]:
+def _multiples(config: Mapping[str, Any]) -> list[str]:
     hidden, heads, kv = (config.get(name) for name in ("hidden_size", "num_attention_heads", "num_key_value_heads"))
+    experts, groups = config.get("n_routed_experts"), config.get("n_group")
     found = []
+    if _is_int(experts) and _is_int(groups) and groups and experts % groups:
+        found.append(f"n_routed_experts is {experts}, not a multiple of n_group, {groups}")
     if _is_int(heads) and _is_int(kv) and kv and heads % kv:
         found.append(f"num_attention_heads is {heads}, not a multiple of num_key_value_heads, {kv}")
     if _is_int(hidden) and _is_int(heads) and heads and hidden % heads and config.get("head_dim") is None:
@@ -124,6 +142,11 @@ def _heads(config: Mapping[str, Any]) -> list[str]:
 def zeros(config: Mapping[str, Any]) -> list[str]:
     """Fields that are zero."""
     return _where(config, lambda value: _is_int(value) and value == 0)
+
+
+def empty_sizes(config: Mapping[str, Any], shape: Sequence[int]) -> list[str]:
+    """Fields that are zero and are sizes of weights, as `name is value`, where a weight's `shape` has a zero."""
+    return [line for line in zeros(config) if _SIZES.search(line)] if 0 in shape else []
 
 
 def _where(config: Mapping[str, Any], holds: Callable[[Any], bool]) -> list[str]:
@@ -176,11 +199,22 @@ def _odd(config: Mapping[str, Any]) -> list[str]:
     numbers = [name for name in given if name == "rope_theta" or name.endswith(("_eps", "_epsilon"))]
     found |= {name: given[name] for name in numbers if not _is_above_zero(given[name])}
     found |= {name: given[name] for name in _OBJECTS if name in given and not isinstance(given[name], Mapping)}
-    rope = given.get("rope_scaling")
-    factor = rope.get("factor", 1) if isinstance(rope, Mapping) else 1
-    if not _is_above_zero(factor):
-        found["rope_scaling.factor"] = factor
+    for place, own in (("", given), *((f"{name}.", scaling) for name, scaling in _scalings(given))):
+        if (turned := own.get(_TURNED)) is not None and not (_is_above_zero(turned) and turned <= 1):
+            found[f"{place}{_TURNED}"] = turned
+    for place, scaling in _scalings(given):
+        numbers = [name for name in _OF_SCALINGS if scaling.get(name) is not None]
+        found |= {f"{place}.{name}": scaling[name] for name in numbers if not _is_above_zero(scaling[name])}
     return [f"{name} is {_short(value)}" for name, value in found.items()]
+
+
+def _scalings(config: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The settings of scaled positions, of all layers or of a kind of layers, each with its place in `config`."""
+    for name in _SCALINGS:
+        given = config.get(name)
+        if isinstance(given, Mapping):
+            yield name, given
+            yield from ((f"{name}.{kind}", own) for kind, own in given.items() if isinstance(own, Mapping))
 
 
 def _is_count(value: Any) -> bool:

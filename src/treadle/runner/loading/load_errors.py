@@ -19,7 +19,9 @@ from .config_oddities import (
     contradictions,
     dimensions,
     doubtful,
+    empty_sizes,
     foreign_format,
+    lacking_scaling,
     mistyped,
     no_flags,
     not_given,
@@ -36,6 +38,7 @@ _MISSING = re.compile(r"Missing (\d+) parameters:\s+([^\s,]+)")
 _SURPLUS = re.compile(r"Received (\d+) parameters not in model:\s+([^\s,]+(?:[\s,]+[^\s,]+){0,2})")
 _UNKNOWN_KEY = re.compile(r"to_quantized\(\) got an unexpected keyword argument '(\w+)'")
 _REQUIRED = re.compile(r"(?:Args|Config)\.__init__\(\) missing \d+ required positional arguments?: (.*)")
+_UNKNOWN_SCALING = re.compile(r"Unsupported RoPE type (.+)")
 _DEVICE_FAULT = re.compile(r"\bcu(da)?[A-Z]\w+\(.*failed|illegal memory access|misaligned address", re.IGNORECASE)
 _AGAIN = "download it again, or use another model"
 _OTHER_VERSION = "use a version in MLX's layout, such as one of mlx-community, or one that is not quantized"
@@ -64,7 +67,9 @@ def model_errors(folder: Path, library: MlxLm | None = None) -> Iterator[None]:
                 f"the device failed while {folder} was loaded and tried: {one_line(error)}; start again with `kernels` "
                 "off (--kernels off), which uses MLX's operations alone"
             ) from error
-        if "bad_cast" in str(error) and (found := too_large(read_config(folder))):
+        config = read_config(folder)
+        types = {} if library is None else library.field_types(config)
+        if "bad_cast" in str(error) and (found := too_large(config) or doubtful(config, types)):
             raise ModelError(f"{folder} can't be loaded: {_broken(found)}") from error
         raise ModelError(f"the weights in {folder} can't be read: {one_line(error)}; download them again") from error
     except Exception as error:
@@ -74,7 +79,8 @@ def model_errors(folder: Path, library: MlxLm | None = None) -> Iterator[None]:
 def _explained(error: Exception, folder: Path, library: MlxLm | None) -> str:
     line, config = one_line(error), read_config(folder)
     types = {} if library is None else library.field_types(config)
-    if odd := oddities(folder) or mistyped(config, types) or contradictions(config) or _lacking(error):
+    lacking = _lacking(error) or _lacking_scaling(error, config) or _unknown_scaling(line)
+    if odd := oddities(folder) or mistyped(config, types) or contradictions(config) or lacking:
         return _broken(odd)
     if "not supported" in line and "Model type" in line:
         return f"{line} This version of mlx-lm does not know the architecture: choose another model"
@@ -113,6 +119,17 @@ def _lacking(error: Exception) -> list[str]:
     return [] if found is None else [f"{name} is missing" for name in re.findall(r"'(\w+)'", found[1])]
 
 
+def _lacking_scaling(error: Exception, config: Mapping[str, Any]) -> list[str]:
+    """The field of scaled positions that the code looked for, as `rope_scaling.name is missing`."""
+    return lacking_scaling(config, str(error.args[0])) if isinstance(error, KeyError) and error.args else []
+
+
+def _unknown_scaling(line: str) -> list[str]:
+    """The kind of scaled positions that mlx-lm does not have."""
+    found = _UNKNOWN_SCALING.search(line)
+    return [] if found is None else [f"positions are scaled as {found[1]}, unknown to mlx-lm"]
+
+
 def _unknown_keys(line: str, config: Mapping[str, Any]) -> list[str]:
     """Entries of the quantization with the key that a layer did not take."""
     key, stored = _UNKNOWN_KEY.search(line), config.get("quantization")
@@ -136,7 +153,8 @@ def _disagreement(text: str, config: Mapping[str, Any], causes: list[str], defau
     `causes` are doubtful values, and `defaults` numbers for fields that the config lacks."""
     if found := _WRONG_SHAPE.search(text):
         wanted, given = _shape(found[1]), _shape(found[2])
-        fields = causes or dimensions(config, [size for size in wanted if size not in given], defaults)
+        fields = causes or empty_sizes(config, wanted)
+        fields = fields or dimensions(config, [size for size in wanted if size not in given], defaults)
         because = f" ({' and '.join(fields)})" if fields else ""
         return f": the config makes the shape of {found[3]} {wanted}{because}, and the weights have {given}; {_AGAIN}"
     because = f" ({' and '.join(causes)})" if causes else ""

@@ -244,6 +244,11 @@ class MlxLm:
         model(mx.zeros((1, 1), mx.int32), cache=caches)  # is not evaluated: the shapes are there without
         return recurrent_states(model, self.leaves(caches))
 
+    def trace(self, model: Any) -> None:
+        """Compute a token without evaluating it: no weight is read. Raises what the model's code or MLX does where
+        shapes, types or settings do not fit."""
+        model(mx.zeros((1, 1), mx.int32), cache=self.new_caches(model))
+
     def selection(self, model: Any) -> Selection | None:
         """The selection of tokens that the model's head sees; None where the module before the head is not known."""
         return select(model)
