@@ -110,6 +110,14 @@ def test_a_pickle_beside_good_weights_is_not_looked_at(folder: Path) -> None:
     assert folder_checks.check(folder)
 
 
+@pytest.mark.parametrize("name", ["config.json", "tokenizer_config.json"])
+def test_a_configuration_without_end_is_refused_unread(folder: Path, name: str) -> None:
+    with (folder / name).open("r+b") as file:
+        file.truncate(17 << 20)
+    with pytest.raises(ModelError, match=f"{name} has 17 MiB, which no configuration has: download it again"):
+        folder_checks.check(folder)
+
+
 @pytest.mark.parametrize(
     ("name", "text", "says"),
     [

@@ -13,6 +13,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from ..errors import ModelError
+from ..units import size
 from ..weight_names import INDEX, MODEL, merged, weight_files
 from . import architectures, config_checks, safetensors_file
 from .eagle_heads import is_eagle_head
@@ -21,6 +22,8 @@ _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
 _LAYERS = re.compile(r"(num|n)_(\w+_)?layers?")
 """Names of fields that are numbers of layers: `num_hidden_layers`, `n_layer`, `num_transformer_layers` and others."""
 _CONFIGS = ("config.json", "tokenizer_config.json", "processor_config.json", "preprocessor_config.json")
+_MOST_BYTES = 16 << 20
+"""Of a configuration. A list of ten million empty lists takes half a minute to read, many times, and gigabytes."""
 
 
 def check(folder: Path) -> dict[str, Any]:
@@ -85,6 +88,8 @@ def _read_object(path: Path) -> dict[str, Any]:
     if path.exists() and not path.is_file():  # opening a pipe would wait for a writer
         raise ModelError(f"can't read {path}: it is not a regular file")
     try:
+        if path.name in _CONFIGS and (length := path.stat().st_size) > _MOST_BYTES:
+            raise ModelError(f"{path} has {size(length)}, which no configuration has: download it again")
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ModelError(f"{path.parent} is not a model folder: {path.name} is missing") from None
