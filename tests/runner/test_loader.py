@@ -18,6 +18,7 @@ from msgspec.structs import replace
 
 from tests.runner.conftest import Tiny
 from tests.runner.drive import run_alone
+from tests.support.architectures import config_of, make_folder
 from tests.support.tiny import make_tiny
 from treadle.core.capabilities import Capabilities, SpeculationCapabilities, StepCapabilities
 from treadle.core.grammar_state import PENDING, READY, GrammarState
@@ -178,6 +179,22 @@ def test_experts_with_a_scale_each_are_unpacked_on_the_cpu_with_it(
     exact, expected, found = (load(one).module(tokens) for one in (folder, plain, scaled))
     noise, usual = (float(mx.abs(one - exact).max()) for one in (found, expected))
     assert noise < 2 * usual
+
+
+@pytest.mark.parametrize("architecture", ["gpt_oss", "exaone_moe", "step3p5"])
+def test_experts_with_a_scale_each_are_unpacked_before_a_model_with_windows_is_run(
+    tmp_path: Path, architecture: str
+) -> None:
+    """Its code is asked for the windows of its masks, and would compute with experts that CPUs have no code for."""
+    folder = converted(
+        make_folder(tmp_path / "experts", config_of(architecture)),
+        tmp_path / "scaled",
+        bits=4,
+        group_size=16,
+        mode="nvfp4",
+        global_scale=True,
+    )
+    assert load(folder, memory=1 << 25).dtype == "float32"
 
 
 @pytest.mark.parametrize(("mode", "bits", "group"), [("nvfp4", 4, 16), ("mxfp8", 8, 32), ("affine", 4, 32)])

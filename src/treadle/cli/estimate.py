@@ -63,8 +63,8 @@ def estimate(request: ProbeRequest, kind: str, usable_bytes: int) -> Estimate:
     from ..runner.loading import expected
     from ..runner.loading.encoders import is_bidirectional
     from ..runner.loading.headless import is_headless
-    from ..runner.loading.load_errors import check_loaded, model_errors
-    from ..runner.loading.weights import dtype_of, for_device, weight_bytes
+    from ..runner.loading.load_errors import model_errors
+    from ..runner.loading.weights import checked, dtype_of, weight_bytes
 
     assert request.folder is not None
     folder = Path(request.folder)
@@ -72,9 +72,8 @@ def estimate(request: ProbeRequest, kind: str, usable_bytes: int) -> Estimate:
     library = mlxlm.connect()
     with model_errors(folder, library):
         module, read = library.load(folder, headless=is_headless(folder))
-        check_loaded(library, module, read, folder)
         parameters = library.parameters(module)
-        module = for_device(module, library, parameters, kind)
+        module = checked(library, module, read, folder, kind)
         library.trace(module)
     dtype, needed = dtype_of(module), weight_bytes(module)
     if usable_bytes and needed > usable_bytes:

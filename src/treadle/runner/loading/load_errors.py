@@ -79,11 +79,13 @@ def model_errors(folder: Path, library: MlxLm | None = None) -> Iterator[None]:
 def _explained(error: Exception, folder: Path, library: MlxLm | None) -> str:
     line, config = one_line(error), read_config(folder)
     types = {} if library is None else library.field_types(config)
-    lacking = _lacking(error) or _lacking_scaling(error, config) or _unknown_scaling(line)
+    lacking = _lacking(error) or _lacking_scaling(error, config)
     if odd := oddities(folder) or mistyped(config, types) or contradictions(config) or lacking:
         return _broken(odd)
     if "not supported" in line and "Model type" in line:
         return f"{line} This version of mlx-lm does not know the architecture: choose another model"
+    if scaled := _UNKNOWN_SCALING.search(line):
+        return f"its config.json asks for positions scaled as {scaled[1]}, which mlx-lm does not have; {_AGAIN}"
     if unknown := _unknown_keys(line, config):
         return _broken([*unknown, "unknown to MLX"])
     if isinstance(error, ZeroDivisionError) and (found := zeros(config)):
@@ -122,12 +124,6 @@ def _lacking(error: Exception) -> list[str]:
 def _lacking_scaling(error: Exception, config: Mapping[str, Any]) -> list[str]:
     """The field of scaled positions that the code looked for, as `rope_scaling.name is missing`."""
     return lacking_scaling(config, str(error.args[0])) if isinstance(error, KeyError) and error.args else []
-
-
-def _unknown_scaling(line: str) -> list[str]:
-    """The kind of scaled positions that mlx-lm does not have."""
-    found = _UNKNOWN_SCALING.search(line)
-    return [] if found is None else [f"positions are scaled as {found[1]}, unknown to mlx-lm"]
 
 
 def _unknown_keys(line: str, config: Mapping[str, Any]) -> list[str]:
@@ -170,13 +166,6 @@ def _disagreement(text: str, config: Mapping[str, Any], causes: list[str], defau
 
 def _shape(text: str) -> tuple[int, ...]:
     return tuple(int(size) for size in text.split(",") if size.strip())
-
-
-def check_loaded(library: MlxLm, module: Any, config: Mapping[str, Any], folder: Path) -> None:
-    """Raise ModelError where mlx-lm has loaded a model without an error whose answers would be wrong."""
-    check_tensors(module, folder)
-    check_windows(library, module, config, folder)
-    check_flags(library, config, folder)
 
 
 def check_tensors(module: Any, folder: Path) -> None:

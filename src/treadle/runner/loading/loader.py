@@ -35,10 +35,10 @@ from .compute_report import check_required, compute_path
 from .embeddings import embedding_of
 from .encoders import choose_encoder, is_bidirectional
 from .headless import is_headless
-from .load_errors import check_loaded, model_errors
+from .load_errors import model_errors
 from .model import LoadedModel
 from .probe import Probe, probe
-from .weights import dtype_of, for_device, quantization_of, read_weights
+from .weights import checked, dtype_of, quantization_of, read_weights
 
 _log = logging.getLogger(__name__)
 
@@ -241,11 +241,10 @@ class _Read:
 def _read(library: MlxLm, folder: Path, kind: str) -> _Read:
     headless = is_headless(folder)
     module, config = library.load(folder, headless=headless)
-    check_loaded(library, module, config, folder)
     unscaled = library.ignored_scaling(module, config)
     parameters = library.parameters(module)
     quantization = quantization_of(module)
-    module = for_device(module, library, parameters, kind)
+    module = checked(library, module, config, folder, kind)
     weight_bytes = read_weights(module, folder, kind)
     return _Read(module, config, parameters, weight_bytes, dtype_of(module), headless, unscaled, quantization)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,17 @@ from ...errors import ModelError
 from ...units import size
 from ..device import memory as mem
 from ..mlxlm import MlxLm
+from .load_errors import check_flags, check_tensors, check_windows
+
+
+def checked(library: MlxLm, module: Any, config: Mapping[str, Any], folder: Path, kind: str) -> Any:
+    """Return a model that mlx-lm has loaded as a device of this `kind` computes it. Nothing is read. Raises ModelError
+    where its answers would be wrong, and whatever its code raises."""
+    check_tensors(module, folder)
+    module = for_device(module, library, library.parameters(module), kind)
+    check_windows(library, module, config, folder)  # which asks its code for masks: as it is stored it may not run here
+    check_flags(library, config, folder)
+    return module
 
 
 def for_device(module: Any, library: MlxLm, parameters: int, kind: str) -> Any:
