@@ -120,6 +120,7 @@ def test_architectures_are_those_of_the_installed_mlx_lm() -> None:
     assert architectures.is_known({"model_type": "mistral"})  # another name for llama
     assert not architectures.is_known({"model_type": "bert"})
     assert not architectures.is_known({"model_type": "../utils"})
+    assert not architectures.is_known({"model_type": "x" * 5000})  # longer than names of files
     assert architectures.is_known({"model_type": "nemotron-nas"})
     assert not architectures.is_known({"model_type": "cache"})  # a part of models
 

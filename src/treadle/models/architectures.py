@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-_NAME = re.compile(r"[A-Za-z0-9_-]+")
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,100}")
 _RENAMED: Mapping[str, str] = {
     "smolvlm": "mistral3",
     "idefics3": "mistral3",
