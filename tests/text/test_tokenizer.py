@@ -53,6 +53,12 @@ def test_vocabulary_is_the_models_own_also_when_nested_and_larger_than_the_token
     assert model.decode([4999]) == ""
 
 
+def test_a_tokenizer_whose_plain_text_the_model_has_no_tokens_for_is_refused(tmp_path: Path) -> None:
+    config = {"vocab_size": 100, "max_position_embeddings": 64}
+    with pytest.raises(ModelError, match=r"a tokenizer of another model: .* has 100 tokens .*download it again"):
+        TextModel.load(folder_of(tmp_path, config=config))
+
+
 def test_vocabulary_falls_back_to_the_tokenizers(tmp_path: Path) -> None:
     tokenizer = builders.byte_level()
     model = TextModel.load(folder_of(tmp_path, tokenizer, config={"n_positions": 64}))

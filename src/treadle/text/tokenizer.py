@@ -103,6 +103,11 @@ class TextModel(TextView):
         vocabulary, special = files.vocabulary() or ceiling, files.special_tokens()
         if max(ceiling, vocabulary) > MAX_VOCABULARY:
             raise ModelError(f"{files.folder} has a vocabulary of over {MAX_VOCABULARY} tokens, which no model has")
+        if sample and max(sample) >= vocabulary:
+            raise ModelError(
+                f"{files.folder} has a tokenizer of another model: plain text holds the token {max(sample)}, and the "
+                f"model has {vocabulary} tokens (vocab_size of config.json); download it again, or use another model"
+            )
         eos = tokenizer.token_to_id(special.get("eos_token", ""))
         token_decoder = byte_token_decoder(tokenizer, [sample]) or WindowTokenDecoder(tokenizer)
         images, no_images = read_image_settings(
