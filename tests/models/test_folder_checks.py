@@ -110,6 +110,16 @@ def test_a_pickle_beside_good_weights_is_not_looked_at(folder: Path) -> None:
     assert folder_checks.check(folder)
 
 
+def test_a_folder_that_may_not_be_searched_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in for the system's refusal, which the superuser never gets."""
+
+    def is_file(path: Path) -> bool:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "is_file", is_file)
+    assert refusal(folder) == f"can't read {folder / 'adapter_config.json'}: Permission denied"
+
+
 @pytest.mark.parametrize("name", ["config.json", "tokenizer_config.json"])
 def test_a_configuration_without_end_is_refused_unread(folder: Path, name: str) -> None:
     with (folder / name).open("r+b") as file:

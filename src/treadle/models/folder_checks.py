@@ -27,8 +27,15 @@ _MOST_BYTES = 16 << 20
 
 
 def check(folder: Path) -> dict[str, Any]:
-    """Check the folder and return its config.json. Raises ModelError when it is incomplete or contains code, or is no
-    model by itself."""
+    """Check the folder and return its config.json. Raises ModelError when it is incomplete or contains code, is no
+    model by itself, or can't be read."""
+    try:
+        return _check(folder)
+    except OSError as error:  # of the folder itself: those of its files name their cause
+        raise ModelError(f"can't read {error.filename or folder}: {error.strerror or error}") from error
+
+
+def _check(folder: Path) -> dict[str, Any]:
     _refuse_adapter(folder)
     config = _read_object(folder / "config.json")
     if is_eagle_head(config):
