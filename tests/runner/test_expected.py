@@ -14,16 +14,24 @@ from treadle.runner.loading.expected import expected_path
 from treadle.runner.mlxlm import connect
 
 SOME = ["llama", "gemma3_text", "gemma4_text", "deepseek_v3", "qwen3_next", "nemotron_h", "lfm2", "mamba", "llama4"]
+OTHERS = ["deepseek_v41", "minimax_m3_vl", "rwkv7"]
 
 
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
-@pytest.mark.parametrize("architecture", SOME)
+@pytest.mark.parametrize("architecture", [*SOME, *OTHERS])
 def test_the_expected_path_is_the_one_in_the_docs(architecture: str, device: str) -> None:
     recorded = json.loads(models_table.RECORD.read_text("utf-8"))["architectures"][architecture][device]
     found = expected_path(connect(), new_module(config_of(architecture)), device, kernels=ReferenceKernels)
     assert (found.backend, found.prefixes) == (recorded["backend"], recorded["prefixes"])
     for better in found.rejected:
         assert better.reason.startswith(recorded["why"][better.backend])
+
+
+def test_a_batch_whose_shapes_do_not_fit_is_not_expected() -> None:
+    found = expected_path(connect(), new_module(config_of("phi3small")), "cpu")
+    assert found.backend is Backend.SERIAL
+    assert found.rejected[-1].backend == "padded"
+    assert "a batch of sequences failed (ValueError: [broadcast_shapes]" in found.rejected[-1].reason
 
 
 def test_memory_follows_the_layers_attention() -> None:

@@ -5,7 +5,11 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import mlx.core as mx
+
 from ...core.compute_path import Backend
+from ...errors import one_line
+from .. import mlxlm
 from ..device.self_test import FAULTS
 from ..kv.backend import Unsupported
 from ..kv.contiguous.backend import ContiguousConfig
@@ -16,6 +20,9 @@ from .attention_shape import attention_shapes, latent_layers
 from .backend_choice import Rejection
 from .candidates import page_layers
 from .routed_layers import known_attention, routed_layers
+
+_ROWS = 3
+"""Of a batch that is tried: a mask for a number that heads have too would fit by chance."""
 
 
 class Expected(NamedTuple):
@@ -53,8 +60,24 @@ def expected_path(
     else:
         reuse = "copies" if routed.recurrent is None else "snapshots"
         return Expected(Backend.CONTIGUOUS, reuse, tuple(rejected), *_memory(library, module))
-    batched = library.can_merge(library.new_caches(module))
-    return Expected(Backend.PADDED if batched else Backend.SERIAL, "snapshots", tuple(rejected))
+    if reason := _not_batched(library, module):
+        return Expected(Backend.SERIAL, "snapshots", (*rejected, Rejection("padded", reason)))
+    return Expected(Backend.PADDED, "snapshots", tuple(rejected))
+
+
+def _not_batched(library: MlxLm, module: Any) -> str:
+    """The reason why sequences of several lengths can't share a pass, as far as shapes say; empty where they may."""
+    rows = [library.new_caches(module) for _ in range(_ROWS)]
+    if not library.can_merge(rows[0]):
+        kinds = sorted({type(cache).__name__ for cache in rows[0]})
+        return f"its caches can't be merged ({', '.join(kinds)})"
+    try:
+        for length, caches in enumerate(rows, start=1):
+            module(mx.zeros((1, length), mx.int32), cache=caches)
+        module(mx.zeros((_ROWS, 1), mx.int32), cache=mlxlm.merge(rows))
+    except FAULTS as error:
+        return f"a batch of sequences failed ({type(error).__name__}: {one_line(error)})"
+    return ""
 
 
 def _memory(library: MlxLm, module: Any) -> tuple[tuple[tuple[int, int], ...] | None, int]:
