@@ -164,6 +164,28 @@ def test_ten_times_what_fits_keeps_the_slots_busy() -> None:
     assert crowd.kept() >= 0.9
 
 
+@pytest.mark.parametrize("fresh", [False, True], ids=["alike", "fresh"])
+@pytest.mark.parametrize("service_s", [0.1, 2.0])
+@pytest.mark.parametrize(("running", "tokens"), [(1, 0), (13, 512)], ids=["rows", "tokens"])
+def test_who_comes_back_before_the_time_told_keeps_no_server_idle(
+    running: int, tokens: int, service_s: float, fresh: bool
+) -> None:
+    """R2: one such client can't be told from another's first request, so it leaves tickets that are of nobody. One of
+    these comes back at once, again and again."""
+    chance = random.Random(5)
+
+    def client(now: float, poll_s: float) -> Client:
+        return Client(
+            at=now, service_s=service_s, tokens=chance.randint(300, 460), poll_s=poll_s, counts=False, fresh=fresh
+        )
+
+    clients = [client(0.01 * i, poll_s) for i, poll_s in enumerate([0.21, 0.27, 0.34, 0.4, 0.47, 0.55, 0.003])]
+    crowd = Crowd(
+        clients, running=running, waiting=0, tokens=tokens, after=lambda one, now: client(now + 0.02, one.poll_s)
+    ).run(60.0)
+    assert crowd.busy_s >= 0.4 * 60.0
+
+
 # Parts
 
 
@@ -411,6 +433,22 @@ def test_the_longest_promise_is_what_sdks_obey_and_is_spread() -> None:
     assert max(told) <= LONGEST_PROMISE_S
     assert min(told[8:]) >= (1 - SPREAD) * LONGEST_PROMISE_S
     assert len({*told[8:]}) == len(told[8:])
+
+
+def test_a_free_slot_is_kept_for_a_ticket_no_longer_than_a_row_would_have_it() -> None:
+    it = gate(2, 0, tokens=10)
+    first = it.admit(rows=1, tokens=6, now=0.0, service_s=1.0)
+    it.started(first, 0.0, 0.0)
+    refused(it, 0.1, Arrival(fingerprint=1, repeat=False), tokens=9)
+    it.release(first, "stop", 1.0)
+    kept_s = it._capacity.forecast.service_s
+    assert 0.5 < kept_s < 2.0
+    assert refused(it, 1.1, Arrival(fingerprint=2), tokens=9).ticket
+    with pytest.raises(Busy):
+        it.admit(rows=1, tokens=9, now=1.1 + 0.9 * kept_s, arrival=Arrival(fingerprint=3))
+    second = it.admit(rows=1, tokens=9, now=1.1 + kept_s, arrival=Arrival(fingerprint=4))
+    it.release(second, "stop", 1.2 + kept_s)
+    assert refused(it, 1.2 + kept_s, Arrival(fingerprint=5), tokens=9).ticket, "it is kept anew"
 
 
 def test_a_free_slot_is_kept_for_several_rows_that_no_queue_could_hold() -> None:

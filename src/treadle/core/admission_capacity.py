@@ -1,7 +1,9 @@
 """Capacity of the gate: whether a request fits beside all promises, and when a refused one may return.
 
 Places promised within the time that a new row would hold a slot are not given to later requests. A free slot is given
-to any request, unless a ticket is due at once whose rows could not wait in the queue instead.
+to any request, unless a ticket is due at once whose rows could not wait in the queue instead. It is kept for that no
+longer than a row would have had it: a client that comes back before its time can't be told from a new one, so tickets
+may be of nobody, and a server that waited for all of them would do nothing else.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ SURE = 0.01  # part of a wait by which it may turn out longer and still take no 
 EARLY_WAIT = 0.5  # part of the longest wait that who comes back in time is expected to spend in the queue
 PATIENCE = 1.0  # part of the time since its first refusal that a request may wait in the queue when it came back
 LONGEST_PATIENCE_S = 30.0
-IDLE_S = 2.0  # a free slot is kept for a ticket that is due within that
+IDLE_S = 2.0  # a free slot is kept for a ticket that is due within that, and no longer than a row would have it
 SEVERAL_MARGIN = 1  # departures by which the forecast for several rows may be wrong: each costs all of them a return
 
 
@@ -54,6 +56,7 @@ class AdmissionCapacity:
         self.forecast = Forecast(limits.running)
         self.rows = self.tokens = 0
         self.displaced = 0  # of the rows: those whose places are taken by others, until their ends come
+        self._kept_since: float | None = None  # free slots, for tickets: when the first other request came
         self._virtual_queue = virtual_queue
         self._shares = shares
         self._beyond = 0.0
@@ -72,7 +75,22 @@ class AdmissionCapacity:
             return Refusal.WAIT_TOO_LONG
         if limits.tokens and self.tokens + tokens > limits.tokens:
             return Refusal.TOKENS
-        return self._promised(arrival, rows, tokens, now)
+        reason = self._promised(arrival, rows, tokens, now)
+        return None if reason is None or self._kept_long_enough(rows, now) else reason
+
+    def take(self, rows: int, tokens: int) -> None:
+        """Take the places and tokens of an admitted request."""
+        self.rows += rows
+        self.tokens += tokens
+        self._kept_since = None
+
+    def _kept_long_enough(self, rows: int, now: float) -> bool:
+        """Whether free slots, as many as `rows`, have been kept for tickets as long as a row would have had one."""
+        if self.taken + rows > self.limits.running:
+            return False
+        if self._kept_since is None:
+            self._kept_since = now
+        return now - self._kept_since >= min(IDLE_S, self.forecast.service_s)
 
     def patience_s(self, arrival: Arrival, now: float) -> float:
         """Return the longest wait for a slot in seconds. A client that returns on time may wait as long again as it has

@@ -109,8 +109,7 @@ class Gate:
         self._take_place(arrival, rows, tokens, now)
         lease = Lease(rows, tokens, now, service_s, certain, arrival=arrival, asked=rows)
         lease.max_wait_s = self._capacity.patience_s(arrival, now)
-        self._capacity.rows += rows
-        self._capacity.tokens += tokens
+        self._capacity.take(rows, tokens)
         self._counters.accepted += rows
         self._virtual_queue.admit(arrival, now)
         self._shares.enter(lease)
