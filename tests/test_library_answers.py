@@ -103,12 +103,17 @@ async def test_a_call_says_what_it_expects_or_wants_no_drafts(folder: Path, text
 
 
 @pytest.mark.parametrize(
-    ("arguments", "param"),
-    [({"prediction": 5}, "prediction"), ({"prediction": "\ud800"}, "prediction"), ({"speculate": "no"}, "speculate")],
+    ("arguments", "param", "words"),
+    [
+        ({"prediction": 5}, "prediction", "prediction is 5: it must be a text"),
+        ({"prediction": "\ud800"}, "prediction", "half of a surrogate pair"),
+        ({"prediction": {"type": "text"}}, "prediction.type", "content"),
+        ({"speculate": "no"}, "speculate", "speculate is 'no'"),
+    ],
 )
 @in_loop
-async def test_another_expectation_is_refused(folder: Path, arguments: dict[str, Any], param: str) -> None:
-    with pytest.raises(InvalidRequest) as caught:
+async def test_another_expectation_is_refused(folder: Path, arguments: dict[str, Any], param: str, words: str) -> None:
+    with pytest.raises(InvalidRequest, match=words) as caught:
         await answered(folder, "x", **arguments)
     assert caught.value.param == param
 

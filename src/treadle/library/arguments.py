@@ -95,6 +95,8 @@ def _flag(given: Mapping[str, Any], name: str) -> bool | None:
 
 def _prediction(value: Any) -> str | None:
     """Return the text that the answer is expected to repeat, given as text or as in the HTTP API; None for none."""
+    if value is not None and not isinstance(value, str | Mapping):
+        raise InvalidRequest(f"prediction is {value!r:.80}: it must be a text", param="prediction")
     text = value if isinstance(value, str) else read_prediction(value)
     check_text(text or "", param="prediction")
     return text
