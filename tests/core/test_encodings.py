@@ -294,6 +294,25 @@ def test_prompts_with_images_that_one_step_could_end_delay_none_as_texts_of_that
 
 
 @pytest.mark.untraced
+@pytest.mark.parametrize(("decoding", "most"), [(0, 4), (1, 1)])
+def test_beside_decoding_sequences_one_with_images_joins_a_step(decoding: int, most: int) -> None:
+    """P3: to admit it takes the host a part of a step, and so many at once took three."""
+    bench = Bench(vision=TOWER, max_running=16)
+    for i in range(decoding):
+        bench.submit(f"decodes {i}", prompt=4, max_tokens=60)
+    for _ in range(3 * decoding):
+        bench.step()
+    requests = [ask(bench, f"i{i}", image(4, hash=b"%d" % i)) for i in range(4)]
+    texts = [bench.submit(f"t{i}", prompt=8) for i in range(3)]
+    joins = [[admit.request.id for admit in plan.admit] for plan in seen(bench) if plan.admit]
+    assert [sum(id_.startswith("i") for id_ in some) for some in joins] == [most] * (4 // most)
+    assert [id_ for some in joins for id_ in some if id_.startswith("i")] == ["i0", "i1", "i2", "i3"]
+    assert {id_ for id_ in joins[0] if id_.startswith("t")} == {"t0", "t1", "t2"}, "texts wait for none of them"
+    for request in (*requests, *texts):
+        bench.assert_undisturbed(request)
+    bench.assert_idle()
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_neither_text_nor_images_starve(seed: int) -> None:
     """With ever more of the other kind, each request gets its first token after a bounded number of steps."""

@@ -127,16 +127,20 @@ class PlanBuilder:
         return [seq for seq in running if seq is suspect or (seq.joined and not seq.suspect)]
 
     def _joins(self, active: Collection[Sequence], budget: BlockBudget) -> Iterable[Admit]:
-        """Let new sequences join that wait for no leader, while there are blocks for their whole prompts."""
+        """Let new sequences join that wait for no leader, while there are blocks for their whole prompts. Of those with
+        images one joins a step where others decode: that takes the host milliseconds each, and one tower all of them
+        wait for."""
         joined = [seq for seq in active if seq.joined]
+        decoding, with_images = any(seq.decodes for seq in joined), 0
         for seq in active:
-            if seq.joined:
+            if seq.joined or (decoding and with_images and seq.request.images):
                 continue
             shared = shared_blocks(seq, joined, budget.block_size) if self.shares_blocks and budget.limited else 0
             if joined and budget.blocks(seq.prefill_tokens) - shared > budget.free:
                 continue
             if not self._min_shared or not waits_for_prefix(seq, joined, self._min_shared, self._sharing):
                 joined.append(seq)
+                with_images += bool(seq.request.images)
                 yield self._join(seq, budget, shared)
 
     def _join(self, seq: Sequence, budget: BlockBudget, shared: int) -> Admit:
