@@ -29,7 +29,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def result(folder: Path) -> EngineResult:
     said: list[str] = []
-    found = measure(folder, "tiny", EngineBench(batches=(1, 9), prompt=20, tokens=12, rounds=2), said.append)
+    found = measure(folder, "tiny", EngineBench(batches=(1, 9), prompt=20, tokens=60, rounds=2), said.append)
     order = [line.rpartition(" ")[2] for line in said if "batch 9, round" in line]
     assert order == [OURS, THEIRS, THEIRS, OURS]  # interleaved, and each goes first once
     return found
