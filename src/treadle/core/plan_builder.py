@@ -131,16 +131,16 @@ class PlanBuilder:
         images one joins a step where others decode: that takes the host milliseconds each, and one tower all of them
         wait for."""
         joined = [seq for seq in active if seq.joined]
-        decoding, with_images = any(seq.decodes for seq in joined), 0
+        decoding, images_wait = any(seq.decodes for seq in joined), False
         for seq in active:
-            if seq.joined or (decoding and with_images and seq.request.images):
+            if seq.joined or (images_wait and seq.request.images):
                 continue
             shared = shared_blocks(seq, joined, budget.block_size) if self.shares_blocks and budget.limited else 0
             if joined and budget.blocks(seq.prefill_tokens) - shared > budget.free:
                 continue
             if not self._min_shared or not waits_for_prefix(seq, joined, self._min_shared, self._sharing):
                 joined.append(seq)
-                with_images += bool(seq.request.images)
+                images_wait = images_wait or (decoding and bool(seq.request.images))
                 yield self._join(seq, budget, shared)
 
     def _join(self, seq: Sequence, budget: BlockBudget, shared: int) -> Admit:
