@@ -74,7 +74,7 @@ def estimate(request: ProbeRequest, kind: str, usable_bytes: int) -> Estimate:
         module, read = library.load(folder, headless=is_headless(folder))
         parameters = library.parameters(module)
         module = checked(library, module, read, folder, kind)
-        library.trace(module)
+        library.traced(module)
     dtype, needed = dtype_of(module), weight_bytes(module)
     if usable_bytes and needed > usable_bytes:
         raise ModelError(

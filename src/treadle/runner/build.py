@@ -29,7 +29,7 @@ from .loading.headed import HeadedModel
 from .loading.loader import load
 from .loading.model import LoadedModel
 from .loading.mtp import load_head, may_have_head
-from .loading.scorer import ScorerModel, check_least, check_room, check_scored, load_scorer
+from .loading.scorer import ScorerModel, check_least, check_scored, load_scorer
 from .loading.vision import with_vision
 from .mlxlm import NoHead
 from .model_runner import ModelRunner
@@ -92,8 +92,7 @@ def build(
             model, govern, grammars, speculate, drafts or headed, scoring, "" if draft is None else draft.name
         )
         if scorer is not None and spec_prefill is not None:
-            check_least(model, scorer, spec_prefill)
-            check_room(model, runner.capabilities(), spec_prefill)
+            check_least(model, scorer, runner.capabilities(), spec_prefill)
         return runner
     except BaseException:
         leave_thread()

@@ -19,6 +19,7 @@ from ..mlxlm import MlxLm
 from .attention_shape import attention_shapes, latent_layers
 from .backend_choice import Rejection
 from .candidates import page_layers
+from .padded_self_test import reason_not_merged
 from .routed_layers import known_attention, routed_layers
 
 _ROWS = 3
@@ -68,9 +69,8 @@ def expected_path(
 def _not_batched(library: MlxLm, module: Any) -> str:
     """The reason why sequences of several lengths can't share a pass, as far as shapes say; empty where they may."""
     rows = [library.new_caches(module) for _ in range(_ROWS)]
-    if not library.can_merge(rows[0]):
-        kinds = sorted({type(cache).__name__ for cache in rows[0]})
-        return f"its caches can't be merged ({', '.join(kinds)})"
+    if reason := reason_not_merged(library, rows[0]):
+        return reason
     try:
         for length, caches in enumerate(rows, start=1):
             module(mx.zeros((1, length), mx.int32), cache=caches)

@@ -68,17 +68,21 @@ def model_errors(folder: Path, library: MlxLm | None = None) -> Iterator[None]:
                 "off (--kernels off), which uses MLX's operations alone"
             ) from error
         config = read_config(folder)
-        types = {} if library is None else library.field_types(config)
-        if "bad_cast" in str(error) and (found := too_large(config) or doubtful(config, types)):
+        if "bad_cast" in str(error) and (found := too_large(config) or doubtful(config, _types(config, library))):
             raise ModelError(f"{folder} can't be loaded: {_broken(found)}") from error
         raise ModelError(f"the weights in {folder} can't be read: {one_line(error)}; download them again") from error
     except Exception as error:
         raise ModelError(f"{folder} can't be loaded: {_explained(error, folder, library)}") from error
 
 
+def _types(config: Mapping[str, Any], library: MlxLm | None) -> Mapping[str, Any]:
+    """The types of the architecture's fields, as far as they are known."""
+    return {} if library is None else library.field_types(config)
+
+
 def _explained(error: Exception, folder: Path, library: MlxLm | None) -> str:
     line, config = one_line(error), read_config(folder)
-    types = {} if library is None else library.field_types(config)
+    types = _types(config, library)
     lacking = _lacking(error) or _lacking_scaling(error, config)
     if odd := oddities(folder) or mistyped(config, types) or contradictions(config) or lacking:
         return _broken(odd)

@@ -12,7 +12,7 @@ from .. import mlxlm
 from ..device.owner_thread import mlx_runtime
 from ..device.self_test import FAULTS
 from ..kv.padded.prefill import MAX_PADDED, MAX_SHARED_TOKENS, together
-from ..mlxlm import Caches
+from ..mlxlm import Caches, MlxLm
 from .reference import TRIALS, Found, Reference, Trial
 
 _EXACT_PADDING = 32
@@ -25,16 +25,21 @@ _DECODE = 2
 def reason_not_batched(reference: Reference) -> str:
     """Return the reason why sequences can't share a pass; empty if they can: two decode together, others join."""
     library, trials = reference.library, reference.trials()
-    caches = library.new_caches(reference.module)
-    if not library.can_merge(caches):
-        kinds = sorted({type(cache).__name__ for cache in caches})
-        return f"its caches can't be merged ({', '.join(kinds)})"
+    if reason := reason_not_merged(library, library.new_caches(reference.module)):
+        return reason
     try:
         with mlx_runtime("testing a batch"):
             rows = [*trials, *TRIALS][: max(_LEAST_ROWS, len(trials))]
             return reference.judge(rows, partial(_batched, reference))
     except FAULTS as error:
         return f"a batch of sequences failed ({type(error).__name__}: {error})"
+
+
+def reason_not_merged(library: MlxLm, caches: Caches) -> str:
+    """Return the reason why a model's caches can't be those of several sequences; empty if they can."""
+    if library.can_merge(caches):
+        return ""
+    return f"its caches can't be merged ({', '.join(sorted({type(cache).__name__ for cache in caches}))})"
 
 
 def _batched(reference: Reference, trials: Sequence[Trial]) -> list[Found]:

@@ -72,27 +72,19 @@ def check_scored(target: LoadedModel, no_positions: str) -> None:
         )
 
 
-def check_least(target: LoadedModel, scorer: LoadedModel, wanted: ScorerModel) -> None:
-    """Raise ConfigError where no prompt that both models have a context for is long enough to be scored."""
-    longest = longest_scored(target.context, scorer.context)
-    if longest < wanted.min_tokens:
-        raise ConfigError(
-            f"`spec_prefill_min` is {wanted.min_tokens}, and the longest prompt that {target.name} and its scorer have "
-            f"a context for has {longest} tokens, so none would be scored: give less, or leave `spec_prefill` out",
-            param="spec_prefill_min",
-        )
-
-
-def check_room(target: LoadedModel, can: Capabilities, wanted: ScorerModel) -> None:
-    """Raise ConfigError where no prompt that both caches have memory for, with a token of an answer behind it in the
-    target's, is long enough to be scored."""
-    longest = can.steps.spec_prefill.longest
+def check_least(target: LoadedModel, scorer: LoadedModel, can: Capabilities, wanted: ScorerModel) -> None:
+    """Raise ConfigError where no prompt that both models have a context for, or both caches memory, with a token of an
+    answer behind it in the target's, is long enough to be scored."""
+    held = can.steps.spec_prefill.longest
     if can.kv.blocks:
-        longest = min(longest, can.kv.blocks * can.kv.block - 1)
-    if longest < wanted.min_tokens:
-        raise ConfigError(
-            f"`spec_prefill_min` is {wanted.min_tokens}, and the longest prompt that {target.name} and its scorer have "
-            f"memory for has {longest} tokens, so none would be scored: give less, give more `memory`, or leave "
-            "`spec_prefill` out",
-            param="spec_prefill_min",
-        )
+        held = min(held, can.kv.blocks * can.kv.block - 1)
+    for longest, what, cure in (
+        (longest_scored(target.context, scorer.context), "a context", "give less"),
+        (held, "memory", "give less, give more `memory`"),
+    ):
+        if longest < wanted.min_tokens:
+            raise ConfigError(
+                f"`spec_prefill_min` is {wanted.min_tokens}, and the longest prompt that {target.name} and its scorer "
+                f"have {what} for has {longest} tokens, so none would be scored: {cure}, or leave `spec_prefill` out",
+                param="spec_prefill_min",
+            )

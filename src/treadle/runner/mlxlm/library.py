@@ -240,14 +240,14 @@ class MlxLm:
         """The recurrent states of each of `model`'s caches, as `leaves` has them; None for a cache of another kind.
         Routes the model's recurrent layers to states in slots; others are served as before. Raises NotImplementedError
         where a layer keeps states that are not known."""
-        caches = self.new_caches(model)
-        model(mx.zeros((1, 1), mx.int32), cache=caches)  # is not evaluated: the shapes are there without
-        return recurrent_states(model, self.leaves(caches))
+        return recurrent_states(model, self.leaves(self.traced(model)))
 
-    def trace(self, model: Any) -> None:
-        """Compute a token without evaluating it: no weight is read. Raises what the model's code or MLX does where
-        shapes, types or settings do not fit."""
-        model(mx.zeros((1, 1), mx.int32), cache=self.new_caches(model))
+    def traced(self, model: Any) -> Caches:
+        """`model`'s caches behind a token that is not evaluated: they have their shapes, and no weight is read. Raises
+        what the model's code or MLX does where shapes, types or settings do not fit."""
+        caches = self.new_caches(model)
+        model(mx.zeros((1, 1), mx.int32), cache=caches)
+        return caches
 
     def selection(self, model: Any) -> Selection | None:
         """The selection of tokens that the model's head sees; None where the module before the head is not known."""
