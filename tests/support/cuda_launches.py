@@ -204,6 +204,8 @@ def _attended(launch: Launch, items: Any) -> Any:
             out[first + packed // t["REP"], :, packed % t["REP"]] = _rows(part)
             parts = []
     assert not parts
+    if "leading" in launch.arrays:
+        out = np.concatenate([launch.values("leading").reshape(-1, *out.shape[1:]), out])
     return out.reshape(launch.shapes[0])
 
 

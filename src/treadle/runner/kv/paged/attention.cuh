@@ -39,6 +39,16 @@ __device__ inline float sink_of(const T* sinks, int h, int packed) {
   return fmaxf(wide(sinks[h * REP + packed % REP]) * LOG2_E, LOWEST);
 }
 
+// Copies `count` numbers, a multiple of 8, by all threads of the grid.
+template <typename T>
+__device__ inline void copy_rows(const T* from, T* to, size_t count) {
+  static_assert(sizeof(T) == 2);
+  const size_t threads = size_t(gridDim.x) * gridDim.y * blockDim.x;
+  const size_t first = (size_t(blockIdx.y) * gridDim.x + blockIdx.x) * blockDim.x + threadIdx.x;
+  for (size_t i = first; i < count / 8; i += threads)
+    reinterpret_cast<uint4*>(to)[i] = reinterpret_cast<const uint4*>(from)[i];
+}
+
 struct Item {
   int token, rows, row0, position, lo, hi, pages, split, splits;
 

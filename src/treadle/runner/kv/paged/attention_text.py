@@ -13,14 +13,17 @@ _DECODE_BODY = """
 """
 _PREFILL_BODY = """
   treadle::attend_prefill<T, D, DV, REP, PAGE, WINDOW, CAP, SINKS, TILE, BOUNDED>(
-      q, pool, SINK_OF_HEAD, pages, items, BOUNDS, __int_as_float(SCALE), out, const_cast<float*>(partial),
+      q, pool, SINK_OF_HEAD, pages, items, BOUNDS, __int_as_float(SCALE), OWN_ROWS, const_cast<float*>(partial),
       const_cast<float*>(scales), const_cast<int*>(counters), HEADS);
 """
 _WIDE_BODY = """
   treadle::attend_wide<T, D, DV, REP, PAGE, WINDOW, CAP, SINKS, LATENT, ROWS, TILE, WARPS, STAGES, BOUNDED>(
-      q, ROTATED, pool, SINK_OF_HEAD, pages, items, BOUNDS, __int_as_float(SCALE), out, const_cast<float*>(partial),
-      const_cast<float*>(scales), const_cast<int*>(counters), HEADS);
+      q, ROTATED, pool, SINK_OF_HEAD, pages, items, BOUNDS, __int_as_float(SCALE), OWN_ROWS,
+      const_cast<float*>(partial), const_cast<float*>(scales), const_cast<int*>(counters), HEADS);
 """
+_LEADING = """
+  const size_t led = size_t(leading_shape[0]) * HEADS * REP * DV;
+  treadle::copy_rows(leading, out, led);"""
 _BODIES: dict[str, tuple[str, list[str]]] = {
     "attend_decode": (_DECODE_BODY, []),
     "attend_prefill": (_PREFILL_BODY, []),
@@ -32,16 +35,22 @@ _BODIES: dict[str, tuple[str, list[str]]] = {
 @dataclass(frozen=True)
 class AttentionText:
     """The launch of the kernel `name`, for `latent` layers, such with `sinks`, or `bounded`: for tokens that say which
-    cached ones they see."""
+    cached ones they see. If it `follows` another launch, what that one left comes first in the output."""
 
     name: str
     latent: bool
     sinks: bool
     bounded: bool
+    follows: bool = False
 
     @property
     def inputs(self) -> list[str]:
-        optional = (("rotated", self.latent), ("sinks", self.sinks), ("visible", self.bounded))
+        optional = (
+            ("rotated", self.latent),
+            ("sinks", self.sinks),
+            ("visible", self.bounded),
+            ("leading", self.follows),
+        )
         return [*_INPUTS, *(name for name, there in optional if there)]
 
     @property
@@ -55,4 +64,5 @@ class AttentionText:
         body = body.replace("ROTATED", "rotated" if self.latent else "(const T*)nullptr")
         body = body.replace("SINK_OF_HEAD", "sinks" if self.sinks else "(const T*)nullptr")
         body = body.replace("BOUNDED", "true" if self.bounded else "false")
+        body = (_LEADING if self.follows else "") + body.replace("OWN_ROWS", "out + led" if self.follows else "out")
         return body.replace("BOUNDS", "visible" if self.bounded else "(const int*)nullptr")

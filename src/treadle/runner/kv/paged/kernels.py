@@ -95,7 +95,7 @@ class Kernels(PoolKernels):
     wide: bool = field(default=False, kw_only=True)
     wide_way: tuple[int, int, int] | None = field(default=None, kw_only=True)
     _partial: dict[tuple[int, int], tuple[Any, Any]] = field(default_factory=dict, repr=False, kw_only=True)
-    _made: dict[tuple[str, int, bool], CudaKernel] = field(default_factory=dict, repr=False, kw_only=True)
+    _made: dict[tuple[str, int, bool, bool], CudaKernel] = field(default_factory=dict, repr=False, kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -172,18 +172,20 @@ class Kernels(PoolKernels):
         window: int,
         sinks: Any | None = None,
         rotated: Any | None = None,
+        leading: Any | None = None,
     ) -> Any:
         """Attention (T, query heads, 1, DV) of `queries` (T, query heads, 1, D) over the pool's `pages` (int32, the
         page tables of all sequences one after the other), as `tiles` says. `window` is 0 for none; `sinks` are one
         logit for each query head. `counters` are zeros, and are again afterwards: at least as many as partial results
         times kv heads. Over latents, `queries` have DV dimensions, and the rest is `rotated`, multiplied by `scale`
-        already."""
+        already. What an earlier launch left for other tokens, `leading` (L, query heads, 1, DV), comes first in the
+        result (L + T, query heads, 1, DV): `tiles` are of segments that are not short then."""
         assert (sinks is not None) == self.sinks
         assert (rotated is not None) == self.latent
         if pool.scales is not None and tiles.rows == PREFILL_ROWS:  # many rows read the same pages again and again
             pool, written = self.dequantize(pool, pages, written, queries)
             pages = mx.arange(pages.shape[0], dtype=mx.int32)
-        kernel, template, threads = self._launch(tiles, pool)
+        kernel, template, threads = self._launch(tiles, pool, follows=leading is not None)
         kv_scales = counters if pool.scales is None else pool.scales
         inputs = [queries, pool.data, kv_scales, pages, tiles.items, counters, written, *self._partial_results(tiles)]
         if rotated is not None:
@@ -193,12 +195,16 @@ class Kernels(PoolKernels):
         if tiles.visible is not None:
             inputs.append(tiles.visible)
             window = 0  # it is in what is visible
+        count = queries.shape[0]
+        if leading is not None:
+            inputs.append(leading)
+            count += leading.shape[0]
         return kernel(
             inputs,
             [*self._attention, ("WINDOW", window), ("ROWS", tiles.rows), *self._scale(scale), *template],
             blocks=(tiles.blocks, self.heads),
             threads=threads,
-            shapes=[(*queries.shape[:-1], self.value_dim)],
+            shapes=[(count, *queries.shape[1:-1], self.value_dim)],
             dtypes=[self.dtype],
         )[0]
 
@@ -222,19 +228,20 @@ class Kernels(PoolKernels):
             return [("SCALE", bits_of(scale * _LOG2_E)), ("CAP", 0)]
         return [("SCALE", bits_of(scale / self.softcap)), ("CAP", bits_of(self.softcap * _LOG2_E))]
 
-    def _launch(self, tiles: Tiles, pool: Pool) -> tuple[CudaKernel, list[tuple[str, Any]], int]:
+    def _launch(self, tiles: Tiles, pool: Pool, *, follows: bool) -> tuple[CudaKernel, list[tuple[str, Any]], int]:
         """The kernel for such tiles, its own arguments, and threads of a block."""
         rows, bounded = tiles.rows, tiles.visible is not None
         if self.wide:
             tile, warps, stages = self._wide_way(rows)
             own = [("TILE", tile), ("WARPS", warps), ("STAGES", stages), ("LATENT", self.latent)]
-            return self._kernel("attend_wide", rows, bounded), own, 32 * warps
+            return self._kernel("attend_wide", rows, bounded, follows), own, 32 * warps
         if rows != PREFILL_ROWS:
+            assert not follows
             warps, stages = self._ring
             own = [("S", pool.data.dtype), ("STAGES", stages), ("WARPS", warps)]
             return self._kernel("attend_decode", 0, bounded), own, 32 * warps
         return (
-            self._kernel("attend_prefill", 0, bounded),
+            self._kernel("attend_prefill", 0, bounded, follows),
             [("TILE", self._tile)],
             128 if max(self._dims) <= 128 else 256,
         )
@@ -327,11 +334,12 @@ class Kernels(PoolKernels):
 
     # Kernels -----------------------------------------------------------------------------------------------------
 
-    def _kernel(self, name: str, rows: int, bounded: bool) -> CudaKernel:
-        """The kernel `name`, for tiles of `rows` (0: any); `bounded` where tokens say which cached ones they see."""
-        key = name, rows, bounded
+    def _kernel(self, name: str, rows: int, bounded: bool, follows: bool = False) -> CudaKernel:
+        """The kernel `name`, for tiles of `rows` (0: any); `bounded` where tokens say which cached ones they see. With
+        `follows` it takes what an earlier launch left."""
+        key = name, rows, bounded, follows
         if key not in self._made:
-            body = AttentionText(name, latent=self.latent, sinks=self.sinks, bounded=bounded)
+            body = AttentionText(name, latent=self.latent, sinks=self.sinks, bounded=bounded, follows=follows)
             memory = self._memory(name, rows)
             self._made[key] = self.kernel(
                 name, body.inputs, ["out"], body.source, files=body.files, shared_memory=memory

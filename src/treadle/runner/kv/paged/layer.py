@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import mlx.core as mx
-
 from ...mlxlm import FETCHED, Window, identity
 from ..seen_queries import Seen
 from .kernels import Kernels
@@ -96,11 +94,12 @@ class PagedLayer:
         border = step.decode_tokens
         if border in (0, step.count):
             return self._launch(step, kind, queries, written, decode=border > 0)
-        parts = [self._launch(step, kind, queries.part(slice(border)), written, decode=True)]
-        parts.append(self._launch(step, kind, queries.part(slice(border, None)), written, decode=False))
-        return mx.concatenate(parts)
+        first = self._launch(step, kind, queries.part(slice(border)), written, decode=True)
+        return self._launch(step, kind, queries.part(slice(border, None)), written, decode=False, leading=first)
 
-    def _launch(self, step: PagedPass, kind: LayerKind, queries: _Queries, written: Any, *, decode: bool) -> Any:
+    def _launch(
+        self, step: PagedPass, kind: LayerKind, queries: _Queries, written: Any, *, decode: bool, leading: Any = None
+    ) -> Any:
         return self.kernels.attend(
             queries.own,
             self.pool,
@@ -112,4 +111,5 @@ class PagedLayer:
             window=kind.window,
             sinks=queries.sinks,
             rotated=queries.rotated,
+            leading=leading,
         )
