@@ -18,11 +18,13 @@ from tests.runner.looped import Looped
 from tests.runner.paged.models import DIM, KV_HEADS, PAGE, PAGE_BYTES, UNFUSED, VOCABULARY, loaded, make, paged
 from tests.runner.reference import reference
 from tests.support.cuda import ReferenceKernel, ReferenceKernels
+from treadle.core.compute_path import KernelName, KernelState
 from treadle.core.image import VisionCapabilities
 from treadle.core.messages import Submit
 from treadle.runner.forward.batch_buckets import PROMPT_SIZES
 from treadle.runner.forward.compiled import CompiledPasses
 from treadle.runner.forward.segments import Features
+from treadle.runner.fused import merged_linear
 from treadle.runner.fused.decoder import FusedDecoder
 from treadle.runner.kv.paged import tiling
 from treadle.runner.kv.paged.backend import PagedConfig
@@ -191,6 +193,20 @@ def test_an_mlp_with_a_replaced_layer_stays_the_modules_own() -> None:
     assert config.decoder is not None
     assert config.decoder.own_modules == [module.model.layers[1].mlp]
     assert mx.allclose(logits(module, config, PROMPTS[2], 1), expected, atol=2e-3, rtol=1e-3).item()
+
+
+@pytest.mark.parametrize(
+    ("name", "states"), [("qwen3_moe", {KernelState.ACTIVE}), ("qwen3", {KernelState.NOT_APPLICABLE})]
+)
+def test_experts_do_not_count_where_the_host_is_slower_than_the_device(
+    name: str, states: set[KernelState], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mixture's other products are small, however many experts there are."""
+    monkeypatch.setattr(merged_linear, "LIGHT", 700_000)
+    wide = {"moe_intermediate_size": 256} if name == "qwen3_moe" else {"intermediate_size": 1024}
+    module = make(name, dtype=mx.float16, hidden_size=256, **wide)
+    found = {status.name: status.state for status in decoder(module, mx.float16).product_kernels}
+    assert {found[KernelName.SKINNY_GEMM], found[KernelName.SMALL_GEMM]} == states
 
 
 def test_layers_without_a_known_part_stay_the_modules_own_between_norms() -> None:

@@ -102,6 +102,23 @@ def test_few_rows_are_the_kernels_and_more_are_of_weights_made_plain(
     assert launched == kernels
 
 
+@pytest.mark.parametrize("dtype", [mx.float16, mx.float32])
+@pytest.mark.parametrize("rows", [65, 10_000])
+def test_the_product_of_weights_made_plain_adds_the_bias(
+    rows: int, dtype: Any, launched: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the kernel and by MLX; a bias of another type is added behind it."""
+    monkeypatch.setattr(small_gemm, "MOST", 9_999 * 64 * 512)
+    some = quantized(layers(1, bias=True), bits=4, group_size=64)
+    some[0].bias = some[0].bias.astype(dtype)
+    product = joined(some, Count)
+    x = mx.random.normal((rows, 512)).astype(mx.float16)
+    y = product(x)
+    assert y.dtype == dtype
+    assert mx.allclose(y.astype(mx.float32), some[0](x).astype(mx.float32), atol=2e-2, rtol=2e-2).item()
+    assert launched == ["dequantize", *["small_gemm"] * (rows == 65)]
+
+
 @pytest.mark.parametrize(
     ("rows", "launches"), [(1, ["packed_gemm"]), (64, ["packed_gemm"]), (65, ["dequantize", "small_gemm"])]
 )

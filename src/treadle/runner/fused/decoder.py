@@ -41,6 +41,8 @@ from .rotary import Rotary
 from .workspace import LaunchOrder
 
 _MIXERS = (FusedAttention, FusedLatentAttention, FusedDelta, FusedShortConvolution)
+_OF_EXPERTS = 3
+"""Dimensions of experts' weights."""
 _Mixer = FusedAttention | FusedLatentAttention | FusedDelta | FusedShortConvolution
 
 
@@ -111,7 +113,7 @@ class FusedDecoder:
         self._embed = embedding_lookup(embedding, self._layer_kernels, self._embedding_scale)
         self._axes = RotaryAxes.of(module)
         self._norm = Norm.of(part(inner, family.last_norm), dtype)
-        tools = Tools.of(kernels[0].kernel, _bytes(layers[0]), dtype)
+        tools = Tools.of(kernels[0].kernel, _product_bytes(layers), dtype)
         if family.parallel or _ways(layers) > 1:
             tools = replace(tools, order=LaunchOrder(dtype))
         self._order = tools.order
@@ -321,9 +323,10 @@ def _output_scale(layer: Any) -> float:
     return 1.0 if scalar is None else float(scalar.item())
 
 
-def _bytes(layer: Any) -> int:
-    """Bytes of the layer's parameters."""
-    return sum(array.nbytes for _, array in tree_flatten(layer.parameters()))
+def _product_bytes(layers: Sequence[Any]) -> int:
+    """Mean bytes of a layer's parameters, without its experts: those have kernels of their own."""
+    arrays = [array for layer in layers for _, array in tree_flatten(layer.parameters())]
+    return sum(int(array.nbytes) for array in arrays if array.ndim < _OF_EXPERTS) // len(layers)
 
 
 def _ways(layers: Sequence[Any]) -> int:

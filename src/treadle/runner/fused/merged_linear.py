@@ -61,29 +61,34 @@ class MergedLinear:
         """(T, N) of `x` (T, K)."""
         skinny, least = self.skinny, LEAST_ROWS if self.way is None else 1
         if skinny is not None and least <= x.shape[0] <= skinny.most_rows:
-            bias = self.bias
-            return skinny(x, bias) if self._adds(x) else skinny(x) + bias
+            return skinny(x, self.bias) if self._adds(x) else self._with_bias(skinny(x))
         if self.way is not None:
-            y = self._quantized(x, self.way)
-        elif self.small is not None and x.shape[0] >= LEAST_ROWS and self.small.pays(x.shape[0], self.weight):
-            if self._adds(x):
-                return self.small(x, self.weight, self.bias)
-            y = self.small(x, self.weight)
-        else:
-            return x @ self.weight.T if self.bias is None else mx.addmm(self.bias, x, self.weight.T)
-        return y if self.bias is None else y + self.bias
+            return self._quantized(x, self.way)
+        if x.shape[0] < LEAST_ROWS:
+            return _multiplied(x, self.weight, self.bias)
+        return self._plain(x, self.weight)
 
     def _adds(self, x: Any) -> bool:
         """Whether kernels add the bias, if there is one."""
         return self.bias is None or bool(self.bias.dtype == x.dtype)
 
+    def _with_bias(self, y: Any) -> Any:
+        return y if self.bias is None else y + self.bias
+
+    def _plain(self, x: Any, weight: Any) -> Any:
+        if self.small is None or not self.small.pays(x.shape[0], weight):
+            return _multiplied(x, weight, self.bias)
+        return self.small(x, weight, self.bias) if self._adds(x) else self._with_bias(self.small(x, weight))
+
     def _quantized(self, x: Any, way: Quantization) -> Any:
         if self.dequantizer is None or x.shape[0] < MANY_ROWS:
-            return multiply_quantized(x, way, self.weight, self.scales, self.biases)
+            return self._with_bias(multiply_quantized(x, way, self.weight, self.scales, self.biases))
         x, weight = self.dequantizer(x, self.weight, self.scales, self.biases, way)
-        if self.small is not None and self.small.pays(x.shape[0], weight):
-            return self.dequantizer.used(self.small(x, weight))
-        return self.dequantizer.used(x @ weight.T)
+        return self.dequantizer.used(self._plain(x, weight))
+
+
+def _multiplied(x: Any, weight: Any, bias: Any | None) -> Any:
+    return x @ weight.T if bias is None else mx.addmm(bias, x, weight.T)
 
 
 def multiply_quantized(x: Any, way: Quantization, weight: Any, scales: Any, biases: Any | None) -> Any:
