@@ -1,10 +1,10 @@
-"""Launches of a decode step on CUDA, by name: counted from traces on any machine, without a GPU.
+"""Launches of a step on CUDA, by name: counted from traces on any machine, without a GPU.
 
-    python benchmarks/launches.py [--family deepseek_v3 ...] [--bits 16 4 mxfp4] [--rows 8] [--names]
+    python benchmarks/launches.py [--family deepseek_v3 ...] [--bits 16 4 mxfp4] [--rows 8] [--chunk 128] [--names]
 
 Each family of `gpu/family_shapes` (small shapes: as many layers as measured on a GPU, of small sizes) is loaded as on
-CUDA, with kernels that compute nothing and self-tests that pass. A step of `--rows` sequences that all decode is
-traced, and compiled by MLX, which joins elementwise operations. Counted are kernels of ours, MLX's operations that are
+CUDA, with kernels that compute nothing and self-tests that pass. A step of `--rows` sequences that all decode, and of
+`--chunk` tokens of a prompt beside them, is traced, and compiled by MLX, which joins elementwise operations. Counted are kernels of ours, MLX's operations that are
 no views, and the copies that MLX makes of arrays that are not contiguous. The count a layer is that of the whole pass,
 embedding and head included, by the number of layers.
 """
@@ -100,16 +100,18 @@ def _zeros(shape: tuple[int, ...], dtype: Any) -> Any:
     return made
 
 
-def count(family: str, bits: str, rows: int) -> tuple[Counter[str], int, str]:
-    """Launches of a decode step of `rows` sequences by name, the number of the model's layers, and the path taken."""
+def count(family: str, bits: str, rows: int, chunk: int) -> tuple[Counter[str], int, str]:
+    """Launches of a step of `rows` sequences that decode and of `chunk` tokens of a prompt, by name, the number of the
+    model's layers, and the path taken."""
     module, config = make(config_of(family, small=True), bits)
     backend, path = _loaded(module, config)
     with _operations_of_cuda():
         step = Driven(backend, module)
-        for row in range(rows):
-            step.admit(str(row))
-        for position in range(2):
-            step.compute([segment(str(row), (1,), position, wants=1) for row in range(rows)])
+        counts = {str(row): 1 for row in range(rows)} | ({"prompt": chunk} if chunk else {})
+        for row in counts:
+            step.admit(row)
+        for turn in range(2):
+            step.compute([segment(row, (1,) * each, turn * each, wants=1) for row, each in counts.items()])
         (program, (tokens, selected, arrays)) = StandInKernels.last.pop()
         flat = [tokens, *([] if selected is None else [selected]), *arrays]
 
@@ -267,11 +269,12 @@ def main() -> None:
     parser.add_argument("--family", choices=SHAPES, nargs="*", default=list(SHAPES))
     parser.add_argument("--bits", nargs="*", choices=["16", "4", "8", *MODES], default=["16"])
     parser.add_argument("--rows", type=int, default=8)
+    parser.add_argument("--chunk", type=int, default=0, help="tokens of a prompt beside them")
     parser.add_argument("--names", action="store_true", help="list launches by name")
     options = parser.parse_args()
     for family in options.family:
         for bits in options.bits:
-            found, layers, path = count(family, bits, options.rows)
+            found, layers, path = count(family, bits, options.rows, options.chunk)
             total = found.total()
             print(f"{family}, {bits} bits, {path}: {total / layers:.1f} a layer, {total} for {layers}", flush=True)
             for name, number in found.most_common() if options.names else ():
