@@ -202,7 +202,8 @@ def test_experts_do_not_count_where_the_host_is_slower_than_the_device(
     name: str, states: set[KernelState], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A mixture's other products are small, however many experts there are."""
-    monkeypatch.setattr(merged_linear, "LIGHT", 700_000)
+    for name_of in ("LIGHT", "LIGHT_FOR_FEW"):
+        monkeypatch.setattr(merged_linear, name_of, 700_000)
     wide = {"moe_intermediate_size": 256} if name == "qwen3_moe" else {"intermediate_size": 1024}
     module = make(name, dtype=mx.float16, hidden_size=256, **wide)
     found = {status.name: status.state for status in decoder(module, mx.float16).product_kernels}

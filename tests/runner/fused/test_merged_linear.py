@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.cuda import ReferenceKernel, failing
 from treadle.runner.fused import small_gemm
-from treadle.runner.fused.merged_linear import LIGHT, MergedLinear, Tools
+from treadle.runner.fused.merged_linear import FEW_ROWS, LIGHT, LIGHT_FOR_FEW, MergedLinear, Tools
 from treadle.runner.fused.merged_linear import merge_linears as joined_by
 from treadle.runner.fused.skinny_gemm import SkinnyGemm
 
@@ -165,7 +165,11 @@ def test_a_head_is_never_made_plain(rows: int, launches: list[str], launched: li
         (MANY + 1, LIGHT, False, []),
         (33, LIGHT, True, []),
         (33, LIGHT + 1, False, []),
-        (2, LIGHT + 1, False, []),
+        (1, LIGHT + 1, False, []),
+        (2, LIGHT + 1, False, ["skinny_gemm"]),
+        (FEW_ROWS, LIGHT_FOR_FEW, False, ["skinny_gemm"]),
+        (FEW_ROWS + 1, LIGHT_FOR_FEW, False, []),
+        (2, LIGHT_FOR_FEW + 1, False, []),
         (2, LIGHT, True, []),
     ],
 )

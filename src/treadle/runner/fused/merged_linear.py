@@ -13,6 +13,7 @@ import mlx.nn as nn
 from ...core.compute_path import KernelName, KernelState, KernelStatus
 from ..device.cuda import NewKernel
 from ..device.self_test import SelfTested, not_applicable
+from . import skinny_gemm
 from .dequantize import Dequantizer, dequantizer
 from .packed_gemm import PackedGemm, packed_gemm
 from .quantization import AFFINE, Quantization
@@ -23,6 +24,9 @@ from .workspace import LaunchOrder, Workspace
 LIGHT = 120_000_000
 """The most bytes of a layer's weights with which an H200 waits for the host: that takes 75 us to start the layer's
 products through cuBLASLt, and the device some 30 us for all but reading the weights."""
+LIGHT_FOR_FEW, FEW_ROWS = 500_000_000, 8
+"""The same for up to so many rows: the skinny kernel reads weights as fast as cuBLASLt then, and a step of an 8B model
+(390 MB a layer, no other sequences) waits for the host."""
 MANY_ROWS = 65
 """Rows from which on it pays to dequantize weights."""
 MLX_ROWS = 8
@@ -109,12 +113,14 @@ class Tools:
     Products that share inputs are launched in an `order`. `dtype` is the type of inputs, for weights that do not tell.
 
     `light` models have weights, not quantized, that are read in less time than the host takes to start MLX's products
-    (18 us each through cuBLASLt on an H200, instead of 3): our kernels are used there.
+    (18 us each through cuBLASLt on an H200, instead of 3): our kernels are used there. Of weights that are not
+    quantized the skinny kernel takes up to `skinny_rows` rows (0: it is not used).
     """
 
     kernel: NewKernel
     workspace: Workspace
     light: bool = False
+    skinny_rows: int = 0
     order: LaunchOrder | None = None
     dtype: Any | None = None
     _packed_ways: dict[Quantization, SelfTested[NewKernel]] = field(default_factory=dict, repr=False)
@@ -122,7 +128,9 @@ class Tools:
     @classmethod
     def of(cls, kernel: NewKernel, layer_bytes: int, dtype: Any | None = None) -> Tools:
         """The tools for a model with `layer_bytes` bytes of weights a layer."""
-        return cls(kernel, Workspace(mx.float32), layer_bytes <= LIGHT, dtype=dtype)
+        light, few = layer_bytes <= LIGHT, layer_bytes <= LIGHT_FOR_FEW
+        rows = skinny_gemm.MOST_ROWS[16] if light else FEW_ROWS if few else 0
+        return cls(kernel, Workspace(mx.float32), light, rows, dtype=dtype)
 
     @property
     def dequantizer(self) -> Dequantizer | None:
@@ -146,14 +154,23 @@ class Tools:
     ) -> SkinnyGemm | PackedGemm | None:
         """The kernel for few rows of a weight with its scales and biases; None where it is not supported, or not worth
         while. Quantized weights are multiplied with x of `dtype`."""
-        if way is None and not self.light:
+        if way is None and not self.skinny_rows:
             return None
         scales, biases = parts or (None, None)
         bits, group, mode = way or (16, 0, AFFINE)
+        most = self.skinny_rows if way is None else None
         try:
             if mode == AFFINE:
                 return SkinnyGemm(
-                    weight, scales, biases, bits, group, self.kernel, workspace=self.workspace, order=self.order
+                    weight,
+                    scales,
+                    biases,
+                    bits,
+                    group,
+                    self.kernel,
+                    workspace=self.workspace,
+                    order=self.order,
+                    most_rows=most,
                 )
         except NotImplementedError:
             pass
@@ -172,7 +189,7 @@ class Tools:
         """States of the kernels for matrix products, as the model's `products` use them."""
         skinny = KernelStatus(KernelName.SKINNY_GEMM, KernelState.ACTIVE)
         if not any(isinstance(product.skinny, SkinnyGemm) for product in products):
-            skinny = not_applicable(KernelName.SKINNY_GEMM, _HEAVY if not self.light else _SHAPES)
+            skinny = not_applicable(KernelName.SKINNY_GEMM, _HEAVY if not self.skinny_rows else _SHAPES)
         return [skinny, self._packed_status(), self._small_gemm_status(), self._dequantizer_status(products)]
 
     def _packed_status(self) -> KernelStatus:

@@ -116,8 +116,9 @@ def _launches(weights: Weights, rows: int, chip: DeviceProperties) -> Iterator[L
 
 class SkinnyGemm:
     """x W^T for weights W (N, K), quantized to `bits` bits with `scales` and `biases` in groups of `group`, or not (16
-    bits). `kernel` makes the kernel for `chip`. Products that come one after the other may share a `workspace`, and
-    others with an `order`. Raises NotImplementedError for weights that the kernel does not support."""
+    bits), and x of up to `most_rows` rows (None: as many as pay). `kernel` makes the kernel for `chip`. Products that
+    come one after the other may share a `workspace`, and others with an `order`. Raises NotImplementedError for weights
+    that the kernel does not support."""
 
     def __init__(
         self,
@@ -130,6 +131,7 @@ class SkinnyGemm:
         chip: DeviceProperties | None = None,
         workspace: Workspace | None = None,
         order: LaunchOrder | None = None,
+        most_rows: int | None = None,
     ) -> None:
         self._kernel = kernel
         self._order = order
@@ -144,14 +146,15 @@ class SkinnyGemm:
         self._weights = Weights(int(weight.shape[0]), columns, bits, _UNQUANTIZED_GROUP if scales is None else group)
         if self._weights.inputs % self._weights.eight or self._weights.outputs < _TILE:
             raise NotImplementedError(f"a product of {self._weights.inputs} columns and {self._weights.outputs} rows")
-        self.most_rows = self._most_rows()
+        self.most_rows = self._most_rows(most_rows or MOST_ROWS[bits])
         self._workspace.reserve(max(self._partial(size) for size in SIZES if size <= self.most_rows))
         self._counters = {parts: mx.zeros((parts, self._weights.tiles), mx.int32) for parts in _PARTS}
         mx.eval(self._counters)
 
-    def _most_rows(self) -> int:
-        """The most rows that the kernel takes. Raises NotImplementedError where there are none."""
-        most = [size for size in SIZES if size <= MOST_ROWS[self._weights.bits]]
+    def _most_rows(self, asked: int) -> int:
+        """The most rows that the kernel takes, of as many as were `asked` for. Raises NotImplementedError where there
+        are none."""
+        most = [size for size in SIZES if size <= asked]
         fitting = list(takewhile(lambda size: self._launch(size) is not None, most))
         if not fitting:
             raise NotImplementedError(f"{self._weights.inputs} columns: they need more shared memory than there is")
