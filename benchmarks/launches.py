@@ -4,9 +4,9 @@
 
 Each family of `gpu/family_shapes` (small shapes: as many layers as measured on a GPU, of small sizes) is loaded as on
 CUDA, with kernels that compute nothing and self-tests that pass. A step of `--rows` sequences that all decode, and of
-`--chunk` tokens of a prompt beside them, is traced, and compiled by MLX, which joins elementwise operations. Counted are kernels of ours, MLX's operations that are
-no views, and the copies that MLX makes of arrays that are not contiguous. The count a layer is that of the whole pass,
-embedding and head included, by the number of layers.
+`--chunk` tokens of a prompt beside them, is traced, and compiled by MLX, which joins elementwise operations. Counted
+are kernels of ours, MLX's operations that are no views, and the copies that MLX makes of arrays that are not
+contiguous. The count a layer is that of the whole pass, embedding and head included, by the number of layers.
 """
 
 from __future__ import annotations

@@ -205,7 +205,7 @@ def test_a_step_that_fails_with_the_last_layers_leaves_nothing_to_begin_anew() -
     encodings = Encodings(TOWER)
     seq = Sequence.of(Submit(id="a", prompt=(1, 2, 3), max_tokens=1, images=(image(0, 2),)), order=0, now=0.0)
     encodings.join(seq)
-    encodes, units = encodings.plan([seq], 1000)
+    encodes, units = encodings.plan([seq], 1000, decoding=False)
     assert (encodes, units) == ((Encode("a", 0, 0, 6),), 24)
     encodings.void(StepPlan(step=1, encode=encodes), {"a": seq})
     assert encodings.statistics().awaited == 0
@@ -311,6 +311,27 @@ def test_beside_decoding_sequences_one_with_images_joins_a_step(decoding: int, m
     for request in (*requests, *texts):
         bench.assert_undisturbed(request)
     bench.assert_idle()
+
+
+@pytest.mark.parametrize(("decoding", "most"), [(False, 2), (True, 1)])
+def test_beside_decoding_sequences_no_image_begins_where_one_ends(decoding: bool, most: int) -> None:
+    """P3: an image's first layers and its last ones take the host longer than those between."""
+    encodings = Encodings(TOWER)
+    seqs = [
+        Sequence.of(
+            Submit(id=f"{i}", prompt=(1, 2, 3), max_tokens=1, images=(image(0, 2, hash=b"%d" % i),)), order=i, now=0.0
+        )
+        for i in range(2)
+    ]
+    for seq in seqs:
+        encodings.join(seq)
+    steps, units = [], TOWER.units(image(0, 2)) * 4
+    while any(seq.awaited_images for seq in seqs):
+        encodes, spent = encodings.plan(seqs, units, decoding=decoding)
+        assert 0 < spent <= units
+        steps.append([(encode.id, encode.count) for encode in encodes])
+    assert max(map(len, steps)) == most
+    assert steps[:2] == [[("0", 4)], [("0", 2), ("1", 2)][:most]]
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -73,16 +73,17 @@ class Encodings:
                 del self._open[hash_]
         seq.awaited_images.clear()
 
-    def plan(self, seqs: Iterable[Sequence], units: int) -> tuple[tuple[Encode, ...], int]:
+    def plan(self, seqs: Iterable[Sequence], units: int, *, decoding: bool) -> tuple[tuple[Encode, ...], int]:
         """Plan layers of images that `seqs` wait for, of `units` of work at most, but one layer at least. Return them,
-        and their units."""
+        and their units. Where others are `decoding` no image begins in the step in which one ends: both take the host
+        milliseconds beside the layers."""
         planned, spent = list[Encode](), 0
         for seq in sorted((seq for seq in seqs if seq.awaited_images), key=lambda seq: seq.order):
             for hash_ in dict.fromkeys(seq.awaited_images.values()):
                 found = self._open[hash_]
                 left = self._vision.layers - found.planned
                 count = min(left, (units - spent) // found.units if planned else max(1, units // found.units))
-                if count <= 0:
+                if count <= 0 or (planned and decoding):
                     return tuple(planned), spent
                 planned.append(Encode(seq.id, found.users[seq], found.planned, count))
                 spent += count * found.units

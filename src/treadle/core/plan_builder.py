@@ -187,7 +187,7 @@ class PlanBuilder:
             return (), 0
         decoding = sum(seq.decodes for seq in active)
         units = self._prefill_budget.budget(prefilling=waiting, decoding=decoding, work=Work.IMAGES)
-        return self._encodings.plan(active, units) if units else ((), 0)
+        return self._encodings.plan(active, units, decoding=decoding > 0) if units else ((), 0)
 
     def _scoring(
         self, candidates: list[Sequence], active: Collection[Sequence], step: int
