@@ -146,7 +146,8 @@ def test_layers_of_16_bits_use_them_where_the_host_is_slower_than_the_device(row
 
 def test_large_layers_of_16_bits_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     model = Model()
-    monkeypatch.setattr(merged_linear, "LIGHT", 0)
+    for name in ("LIGHT", "LIGHT_FOR_FEW"):
+        monkeypatch.setattr(merged_linear, name, 0)
     layers = faster(model)
     assert type(model.up) is nn.Linear
     assert state(layers, "skinny_gemm").state is KernelState.NOT_APPLICABLE
