@@ -25,8 +25,8 @@ LIGHT = 120_000_000
 """The most bytes of a layer's weights with which an H200 waits for the host: that takes 75 us to start the layer's
 products through cuBLASLt, and the device some 30 us for all but reading the weights."""
 LIGHT_FOR_FEW, FEW_ROWS = 500_000_000, 8
-"""The same for up to so many rows: the skinny kernel reads weights as fast as cuBLASLt then, and a step of an 8B model
-(390 MB a layer, no other sequences) waits for the host."""
+"""The same for up to so many rows: the skinny kernel reads weights nearly as fast as cuBLASLt then, and where the host
+is slow a step of an 8B model (390 MB a layer) waits for it."""
 MANY_ROWS = 65
 """Rows from which on it pays to dequantize weights."""
 MLX_ROWS = 8

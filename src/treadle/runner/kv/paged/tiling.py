@@ -42,6 +42,8 @@ COUNTERS = 1 << 16
 TILE = 16
 """Cached tokens that a warp of the decode kernel reads together."""
 _DECODE_LEAST = 4
+_PART_STEP = 64
+"""Cached tokens whose multiples parts are chosen for."""
 _PREFILL_STEP, _PREFILL_LEAST, _WIDE_LEAST = 32, 256, 128
 _BLOCKS, _WIDE_BLOCKS = 512, 256
 """The least blocks of a launch of the prefill and of the wide kernel. Those without work cost nearly nothing, as they
@@ -256,7 +258,15 @@ def _low(positions: npt.NDArray[np.int32], window: int) -> npt.NDArray[np.int32]
 
 
 def _part(seen: npt.NDArray[np.int32], heads: int, slots: int, least: int) -> int:
-    """The most cached tokens of a part: the split that ends soonest of a few."""
+    """The most cached tokens of a part, for tiles that see so many of them."""
+    return _best_part((-(-seen // _PART_STEP) * _PART_STEP).tobytes(), heads, slots, least)
+
+
+@lru_cache(maxsize=256)
+def _best_part(numbers: bytes, heads: int, slots: int, least: int) -> int:
+    """The most cached tokens of a part, for tiles that see so many of them (int32): the split that ends soonest of a
+    few. The same for some steps of sequences that grow slowly."""
+    seen = np.frombuffer(numbers, np.int32)
     longest = int(seen.max())
     enough = 1.05 * int((seen + _START).sum(dtype=np.int64)) * heads / slots  # nearly the least: no slot is idle
     best, part = math.inf, longest
