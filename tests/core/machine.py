@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from treadle.core.capabilities import StepCost
 from treadle.core.image import Image, VisionCapabilities
 from treadle.core.messages import Output, Submit
 from treadle.core.plan import RowTokens, StepPlan, StepResult
@@ -22,6 +23,9 @@ from treadle.core.scheduler import Scheduler, SchedulerLimits
 from treadle.runner.forward.batch_buckets import PROMPT_SIZES
 
 HICCUPS = 250
+KNOWN = (64, 256, 1024)
+"""Tokens of chunks that a start has measured, as of a machine that waits."""
+WITHOUT_WAITING = 1e9
 LAYERS = 28
 
 
@@ -30,7 +34,8 @@ class Machine:
     """What a step takes: to be built, where rows decode and where a prompt is read beside them, and to be computed, by
     its tokens of prompts and those before them. Each time is within +-`noise`; the first chunk of the prompt "long" is
     `first` times as dear, and steps with chunks, by their numbers, in `slow` five times; one time in HICCUPS
-    is longer by `hiccup_s`. Encoding an image takes `layer_s` for each of LAYERS."""
+    is longer by `hiccup_s`. Encoding an image takes `layer_s` for each of LAYERS. The host hands over no more than the
+    device computes in `ahead_s`, and waits with the rest."""
 
     build_s: float
     build_mixed_s: float
@@ -45,6 +50,7 @@ class Machine:
     hiccup_s: float = 0.0
     chunk_sizes: tuple[int, ...] = ()
     layer_s: float = 0.0
+    ahead_s: float = WITHOUT_WAITING
 
     def computed_s(self, sizes: Mapping[int, int]) -> float:
         """Of chunks by where they start."""
@@ -52,6 +58,10 @@ class Machine:
             return self.decode_s
         attended = sum(count * (start + count / 2) for start, count in sizes.items())
         return self.mixed_s + self.token_s * sum(sizes.values()) + self.context_s * attended
+
+    def alone_s(self, count: int) -> float:
+        """Of a prompt's first chunk by itself, as a start measures it."""
+        return self.build_mixed_s + self.computed_s({0: count})
 
 
 @dataclass
@@ -80,7 +90,12 @@ class Served:
     def __init__(self, machine: Machine, *, max_running: int = 64, prefill_tokens: int = 2048, seed: int = 0) -> None:
         self.machine = machine
         vision = VisionCapabilities(layers=LAYERS, quadratic=8000)
-        limits = SchedulerLimits(max_running, prefill_tokens, chunk_sizes=machine.chunk_sizes, vision=vision)
+        chunks = tuple(
+            StepCost(0, count, machine.alone_s(count)) for count in KNOWN if machine.ahead_s < WITHOUT_WAITING
+        )
+        limits = SchedulerLimits(
+            max_running, prefill_tokens, chunk_sizes=machine.chunk_sizes, vision=vision, chunks=chunks
+        )
         self.scheduler = Scheduler(limits)
         self.now = 0.0
         self.sent: dict[str, Sent] = {}
@@ -136,6 +151,7 @@ class Served:
         computed_s = factor * machine.computed_s(sizes) + encoded_s
         self._device_free = max(self.now, self._device_free) + self._noisy(computed_s)
         self._started.append(_Started(plan, began, self._device_free))
+        self.now = max(self.now, self._device_free - machine.ahead_s)
 
     def _noisy(self, seconds: float) -> float:
         hiccup_s = self.machine.hiccup_s if self._chance.random() * HICCUPS < 1 else 0.0
@@ -260,6 +276,7 @@ LARGE = Machine(2.8e-3, 5e-3, 5.5e-3, 7e-3, 60e-6, context_s=4e-10)
 IN_SIZES = Machine(2.3e-3, 4.2e-3, 1.6e-3, 2.2e-3, 6e-6, context_s=2e-10, chunk_sizes=PROMPT_SIZES)
 BENT = Machine(2.3e-3, 3.05e-3, 1.1e-3, 2e-3, 8e-6, context_s=2.4e-10, chunk_sizes=PROMPT_SIZES)
 CROWDED = Machine(2.6e-3, 3.3e-3, 8e-3, 9e-3, 4e-6, context_s=2e-10, noise=0.1, chunk_sizes=PROMPT_SIZES)
+WAITING = Machine(8e-3, 13e-3, 7e-3, 9e-3, 100e-6, context_s=2e-10, noise=0.15, chunk_sizes=PROMPT_SIZES, ahead_s=0.01)
 CPU = Machine(0.0, 0.0, 0.1, 0.13, 3e-3, lookahead=0)
 DEAR_MIX = Machine(3.6e-3, 8.5e-3, 3.2e-3, 5e-3, 41e-6, context_s=2e-10)
 DEAR_PASS = Machine(1e-3, 1e-3, 4e-3, 12e-3, 8e-6, context_s=2e-10)

@@ -17,9 +17,11 @@ OUTLIER = 2.5  # times the expected cost: one such chunk may be chance, and coun
 
 
 class ChunkCost:
-    """Seconds of a prefill chunk as an affine function of its tokens: least squares with a fading memory."""
+    """Seconds of a prefill chunk as an affine function of its tokens: least squares with a fading memory. No token
+    costs less than `least_s`."""
 
-    def __init__(self) -> None:
+    def __init__(self, least_s: float = LEAST_S) -> None:
+        self._least_s = least_s
         self._weight = self._x = self._y = self._xx = self._xy = 0.0
         self._overhead = 0.0
         self._tried = 0.0
@@ -67,9 +69,9 @@ class ChunkCost:
 
     def line(self) -> tuple[float, float]:
         """(overhead in seconds, seconds per token): the first not negative, the second positive."""
-        mean = self._y / self._weight
-        overhead = min(self._overhead, MOST_OVERHEAD * mean)
-        return overhead, max(LEAST_S, (mean - overhead) * self._weight / self._x)
+        mean, tokens = self._y / self._weight, self._x / self._weight
+        overhead = max(0.0, min(self._overhead, MOST_OVERHEAD * mean, mean - self._least_s * tokens))
+        return overhead, max(LEAST_S, (mean - overhead) / tokens)
 
     def seconds(self, tokens: int) -> float:
         overhead, per_token = self.line()

@@ -50,6 +50,7 @@ CROWD = 128  # decoding rows
 CHUNK_CEILING = 0.75  # decode steps, the most that a chunk at LEAST_SHARE adds to a step
 HIGH_CEILING = 0.85  # the same, where much of a chunk is overhead
 WORTH_BESIDE = 3.0  # overheads that a chunk beside decoding sequences takes, if it may take so long
+MOST_DELAY = 1.5  # decode steps, the most delay that is taken for the same whatever a chunk's length
 HIGH_OVERHEAD = 1.5  # an overhead is high where fewer than this fit below the ceiling
 OVER_OVERHEAD = 1.15  # overheads that a chunk may take, even above the ceiling
 MOST_OVERHEADS = 2.0  # the same, the further one overhead alone is above a decode step
@@ -191,7 +192,8 @@ class PrefillBudget:
     def _longest_s(self, overhead: float) -> float:
         """The most seconds that a chunk may cost: the delay of the step before, which is the same for any number of
         tokens, and the most of its own step."""
-        delay_s, decode_s = self._times.delay_s, self._times.decode_s
+        decode_s = self._times.decode_s
+        delay_s = min(self._times.delay_s, MOST_DELAY * decode_s)
         own = max(0.0, overhead - delay_s)
         high = min(HIGH_CEILING * decode_s, HIGH_OVERHEAD * overhead)
         beyond = min(MOST_OVERHEADS * own, own + MOST_OVERHEADS * (own - decode_s))

@@ -10,21 +10,27 @@ forgotten.
 While a step is computed the host prepares the next one. Where that takes longer, as with prompts it may, the step in
 computation is the one that ends later. Such a decode step says nothing about decoding. The delay is the same for any
 number of prompt tokens: it is learned by itself, as a part of the chunk's cost.
+
+MLX hands over only so much that is not computed yet, and waits for the device with the rest of a step that takes it
+long: the step before that ends later, too, and the more so the longer it takes. So times of steps with chunks in a row
+are not of their own tokens, and the fitted cost of a token may be far too low. It is taken to be half of what long
+chunks by themselves showed at the start, at least.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass
 
 from .capabilities import StepCost
-from .chunk_cost import ChunkCost
+from .chunk_cost import LEAST_S, ChunkCost
 from .chunk_limits import Work
 
 FORGET = 0.7  # weight of the past against each new measurement
 SLOWER = 1.5  # decode steps, the most that one step counts as: more may be chance
 FASTER = 0.8  # decode steps: a shorter step counts, even if prompts were prepared in it
+LEAST_OF_KNOWN = 0.5  # of what a token of long chunks by themselves costs: beside others the weights are read anyway
 DISPROOFS = 3  # mixed steps in a row that were no longer than a decode step
 
 
@@ -56,8 +62,11 @@ class StepTimes:
         self.decode_s = self.delay_s = 0.0
         self._measured = False  # decode_s, by a step without prompts: else it is an estimate
         self._disproofs = 0
-        self._costs = {(work, beside): ChunkCost() for work in Work for beside in (False, True)}
-        for chunk in known:
+        chunks = tuple(known)
+        least_s = {Work.PROMPTS: _least_s(chunks)}
+        kinds = [(work, beside) for work in Work for beside in (False, True)]
+        self._costs = {(work, beside): ChunkCost(least_s.get(work, LEAST_S)) for work, beside in kinds}
+        for chunk in chunks:
             self._costs[Work.PROMPTS, False].observe(chunk.tokens, chunk.seconds)
 
     def chunk_cost(self, *, beside: bool, work: Work = Work.PROMPTS) -> ChunkCost:
@@ -136,6 +145,14 @@ class StepTimes:
             self._costs[work, beside] = cost = copy(self._costs[work, not beside])
         if cost_s > 0 or cost.known:
             cost.observe(tokens, cost_s)
+
+
+def _least_s(chunks: Sequence[StepCost]) -> float:
+    """The least seconds of one more token, as the two longest of `chunks` show them, the shortest first."""
+    if len(chunks) < 2:
+        return LEAST_S
+    short, long = chunks[-2:]
+    return max(LEAST_S, LEAST_OF_KNOWN * (long.seconds - short.seconds) / (long.tokens - short.tokens))
 
 
 def _mean(past: float, new: float) -> float:
