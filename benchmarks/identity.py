@@ -14,7 +14,8 @@ Where plain decoding differs from itself when it is repeated, that is told, and 
 
 A difference is a tie where plain decoding, alone and from the tokens before it, gives both tokens once its logits are
 changed by a ten-thousandth of their range, or by the smallest of `NOISES` that does. The gap is that of both tokens'
-log-probabilities.
+log-probabilities. It is one as well where plain decoding gives both tokens as the tokens before it are computed in
+chunks of other `LENGTHS`: a router's best experts may be nearly equal, and other ones change logits by far more.
 """
 
 from __future__ import annotations
@@ -100,6 +101,8 @@ GAP_TOP = 20
 NOISES = (1e-6, 1e-5, 1e-4, 1e-3)
 TIE = 1e-4
 TRIALS = 200
+LENGTHS = (1, 2, 3, 5, 9, 40, 1000)
+"""Tokens of chunks."""
 
 
 @dataclass
@@ -113,10 +116,11 @@ class Difference:
     drafted: int
     gap: float | None
     noise: float | None
+    lengths: bool
 
     @property
     def is_tie(self) -> bool:
-        return self.noise is not None and self.noise <= TIE
+        return self.lengths or (self.noise is not None and self.noise <= TIE)
 
 
 @dataclass
@@ -258,14 +262,11 @@ def first_other(mine: Sequence[int], theirs: Sequence[int]) -> int | None:
 
 def judged(
     model: LoadedModel, request: Submit, plain: Sequence[int], drafted: Sequence[int], place: int
-) -> tuple[int, int, float | None, float | None]:
+) -> tuple[int, int, float | None, float | None, bool]:
     """Draw the token at `place` plainly, alone, behind the tokens before it, from logits that are changed a little.
-    Return both tokens, their gap, and the least change that gives both."""
+    Return both tokens, their gap, the least change that gives both, and whether chunks of other lengths do."""
     asked = replace(request, logprobs=GAP_TOP, prompt_logprobs=None)
-    run, both = Speculated(made(model), [asked], drafts=0), {plain[place], drafted[place]}
-    row = run.rows[request.id]
-    row.tokens, row.logprobs = list(plain[:place]), [TokenLogprob(0.0)] * place
-    noises: list[float] = []
+    both, noises = {plain[place], drafted[place]}, list[float]()
 
     def noisy(logits: Any, *others: Any) -> Any:
         drawn, seen = sampler.draw(logits, *others), set[int]()
@@ -278,13 +279,21 @@ def judged(
             noises.extend([noise] if both <= seen else [])
         return drawn
 
-    with mock.patch.object(step_sampler, "draw", noisy):
+    def continued(chunk: int) -> Row:
+        run = Speculated(made(model), [asked], drafts=0, chunk=chunk)
+        row = run.rows[request.id]
+        row.tokens, row.logprobs = list(plain[:place]), [TokenLogprob(0.0)] * place
         while len(row.tokens) == place:
             run.step()
+        return row
+
+    with mock.patch.object(step_sampler, "draw", noisy):
+        row = continued(LENGTHS[-1])
     first = row.logprobs[place]
     chances = dict(first.top) | {row.tokens[place]: first.logprob}
     gap = abs(chances[plain[place]] - chances[drafted[place]]) if both <= chances.keys() else None
-    return plain[place], drafted[place], gap, min(noises, default=None)
+    lengths = both <= {continued(chunk).tokens[place] for chunk in LENGTHS}
+    return plain[place], drafted[place], gap, min(noises, default=None), lengths
 
 
 def held(runner: ModelRunner, drafter: Any) -> str:
