@@ -543,9 +543,40 @@ def test_the_time_of_a_step_is_from_result_to_result():
     hand.faults.before_step = work
     hand.now = 5.0
     hand.put(ask("a", 4)).step(2)
-    assert hand.said[-1].statistics.step_s == 4.0, "the first, from its start"  # type: ignore[union-attr]
+    assert hand.said[-1].statistics.step_s == 2.0, "the first, from its start"  # type: ignore[union-attr]
+    hand.step()
+    assert hand.said[-1].statistics.step_s == 4.0, "the second, with the start of the third"  # type: ignore[union-attr]
     hand.step()
     assert hand.said[-1].statistics.step_s == 2.0  # type: ignore[union-attr]
+
+
+def told_as_steps_start(hand: Hand, row: str) -> list[int]:
+    """The tokens of `row` that are told as each of the steps to come is started."""
+    told: list[int] = []
+    hand.faults.before_step = lambda step: told.append(len(hand.tokens(row)))
+    return told
+
+
+def test_first_tokens_are_told_before_the_next_step_is_started():
+    """To start it takes a GPU's host as long as a step; the tokens behind them are told a step later."""
+    hand = Hand(can=AHEAD).put(ask("a", 4), ask("b", 4, prompt=(3, 4))).step()
+    told = told_as_steps_start(hand, "a")
+    hand.until_idle()
+    assert told == [1, 1, 2]
+    assert hand.tokens("a") == expected(ask("a", 4))
+
+
+@pytest.mark.parametrize("other", [ask("other", 50), ask("other", 2, prompt=tuple(range(1, 600)))])
+def test_first_tokens_of_some_do_not_hold_up_the_steps_of_others(other: Submit):
+    """Sequences that decode, and prompts that go on."""
+    hand = Hand(can=AHEAD).put(other).step(3).put(ask("a", 4))
+    while not any(row.id == "a" and row.position == 0 for row in hand.runner.plans[-1].decode):
+        hand.step()
+    told = told_as_steps_start(hand, "a")
+    hand.until_idle()
+    assert told[0] == 0
+    assert hand.tokens("a") == expected(ask("a", 4))
+    assert hand.tokens("other") == expected(other)
 
 
 def test_a_cancel_leaves_its_slot_though_its_step_is_in_flight():

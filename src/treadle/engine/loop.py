@@ -145,6 +145,8 @@ class EngineLoop:
         self._take(0.0 if self.has_work else wait_s)
         if self.stopped:
             return
+        if self.scheduler.in_flight == 1 and _has_first_tokens_alone(self.scheduler.oldest_plan):
+            self._flush(self._finish_until(0))
         try:
             plan = self._plan()
         except RunnerBroken:
@@ -387,6 +389,14 @@ class EngineLoop:
     def _end_jobs(self, code: str, message: str) -> None:
         while self._jobs:
             self._send(JobDone(id=self._jobs.popleft().id, code=code, message=message))
+
+
+def _has_first_tokens_alone(plan: StepPlan) -> bool:
+    """Whether all that a step does is to end prompts: nobody has had a token before, and no other prompt goes on. Its
+    tokens are told before the next step is started, which would take the host as long as a step."""
+    ended = {row.id for row in plan.decode if row.position == 0}
+    others = any(item.id not in ended for items in (plan.prefill, plan.encode, plan.score) for item in items)
+    return 0 < len(ended) == len(plan.decode) and not others
 
 
 def _client_message(error: BaseException) -> str:
