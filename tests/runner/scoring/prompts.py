@@ -14,6 +14,7 @@ from tests.support.grammars import Grammars, byte_tokenizer, regex
 from tests.support.tiny import EOS
 from treadle.core.capabilities import StepCost
 from treadle.core.messages import Submit
+from treadle.core.plan import StepResult
 from treadle.core.statistics import SpecPrefillStatistics
 from treadle.runner.drafting.drafter import Drafter
 from treadle.runner.loading.model import LoadedModel
@@ -31,9 +32,21 @@ def scorer_of(model: LoadedModel, keep: float = 0.5, min_tokens: int = LEAST) ->
     return Scorer(model, TOKENS, keep=keep, min_tokens=min_tokens)
 
 
+class Timed(ModelRunner):
+    """Each step takes a second, so that how busy the machine is does not decide what is drafted."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        self.now = 0.0
+        super().__init__(*args, clock=lambda: self.now, **options)
+
+    def finish(self) -> StepResult:
+        self.now += 1.0
+        return super().finish()
+
+
 def looped(model: LoadedModel, scorer: Scorer | None, drafter: Drafter | None = None, **options: Any) -> Looped:
     grammars = Grammars(byte_tokenizer(model.vocabulary)) if model.vocabulary >= TOKENS else None
-    runner = ModelRunner(model, scorer=scorer, drafter=drafter, grammars=grammars)
+    runner = Timed(model, scorer=scorer, drafter=drafter, grammars=grammars)
     runner._costs = _COSTS
     return Looped(runner, **{"prefill_tokens": 150, **options})
 

@@ -140,6 +140,11 @@ def test_sequences_that_are_preempted_go_on_with_what_was_chosen(name: str, tiny
     assert_nothing_is_held(found)
 
 
+def at_once() -> float:
+    """A clock for drafters, by which they take no time: how busy the machine is does not decide what they draft."""
+    return 0.0
+
+
 @pytest.mark.parametrize("kind", ["draft", "mtp"])
 def test_drafters_with_caches_of_their_own_change_nothing(
     kind: str, tiny: Tiny, small: LoadedModel, tmp_path: Path
@@ -148,7 +153,7 @@ def test_drafters_with_caches_of_their_own_change_nothing(
     model = headed.model.target if kind == "mtp" else tiny("llama")
     some = mixed(model, 4)
     wanted = everything(looped(model, scorer_of(small)), some)
-    drafter = HeadDrafter(headed.model) if kind == "mtp" else ModelDrafter(model, model.vocabulary)
+    drafter = HeadDrafter(headed.model, at_once) if kind == "mtp" else ModelDrafter(model, model.vocabulary, at_once)
     found = looped(model, scorer_of(small), drafter)
     assert everything(found, some) == wanted
     assert found.scheduler.statistics(0.0, found.runner.statistics()).speculation.drafted
@@ -164,7 +169,7 @@ def test_a_draft_model_computes_the_kept_tokens_at_their_positions(kind: str, ti
     plain = looped(model, scorer_of(small, 0.3))
     plain.run(whole)
     wanted = plain.run(*some)
-    drafter = ModelDrafter(model, model.vocabulary)
+    drafter = ModelDrafter(model, model.vocabulary, at_once)
     found = looped(model, scorer_of(small, 0.3), drafter)
     found.run(whole)
     assert found.run(*some) == wanted
