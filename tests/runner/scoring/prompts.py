@@ -35,9 +35,9 @@ def scorer_of(model: LoadedModel, keep: float = 0.5, min_tokens: int = LEAST) ->
 class Timed(ModelRunner):
     """Each step takes a second, so that how busy the machine is does not decide what is drafted."""
 
-    def __init__(self, *args: Any, **options: Any) -> None:
+    def __init__(self, model: LoadedModel, **options: Any) -> None:
         self.now = 0.0
-        super().__init__(*args, clock=lambda: self.now, **options)
+        super().__init__(model, lambda: self.now, **options)
 
     def finish(self) -> StepResult:
         self.now += 1.0
