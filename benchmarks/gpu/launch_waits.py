@@ -64,14 +64,15 @@ class Steps:
     """Rows of `runner` that decode, and a long prompt of which some steps compute a chunk."""
 
     def __init__(self, runner: Any, rows: int, prompt: int, vocabulary: int) -> None:
+        import mlx.core as mx
         from benchmarks.gpu.steps import Rows
 
         self.runner = runner
         self.watch = Watch()
         self._ids = [str(row) for row in range(rows)]
-        self._rows = Rows(runner, [128] * rows, 4096, vocabulary=vocabulary)
-        self._rows.run(1)
-        self._positions = list(self._rows.position)
+        decoding = Rows(runner, [128] * rows, 4096, vocabulary=vocabulary)
+        decoding.run(1)
+        self._positions = list(decoding.position)
         self._prompt = tuple(5 + i % (vocabulary - 5) for i in range(prompt))
         self._cached = 0
         self._admitted = False
@@ -79,8 +80,6 @@ class Steps:
         self._ended = time.perf_counter()
         self._started: list[Times] = []
         self.finished: list[Times] = []
-        import mlx.core as mx
-
         backend = runner._backend
         self.watch.wrap(runner._builder, "build", "build")
         self.watch.wrap(backend, "begin", "begin")

@@ -40,9 +40,9 @@ from .recurrent import FusedDelta, FusedShortConvolution
 from .rotary import Rotary
 from .workspace import LaunchOrder
 
-_MIXERS = (FusedAttention, FusedLatentAttention, FusedDelta, FusedShortConvolution)
 _OF_EXPERTS = 3
 """Dimensions of experts' weights."""
+_MIXERS = (FusedAttention, FusedLatentAttention, FusedDelta, FusedShortConvolution)
 _Mixer = FusedAttention | FusedLatentAttention | FusedDelta | FusedShortConvolution
 
 
