@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from treadle.core.messages import Cancel, FinishReason, FromOwner, Output, StepReport, Submit
 from treadle.engine.loop import EngineLoop
 from treadle.engine.mailbox import Mailbox
 from treadle.engine.owner import OwnerLimits, scheduler_of
+from treadle.runner.kv.padded.backend import PaddedBackend
 from treadle.runner.model_runner import ModelRunner
 
 
+def _stopped() -> float:
+    return 0.0
+
+
 class Looped:
-    """`now` is its clock, one second a step."""
+    """`now` is its clock, one second a step. For a runner without a clock of its own, steps take no time: chunks follow
+    what steps took, and would differ with how busy the machine is."""
 
     def __init__(self, runner: ModelRunner, *, max_running: int = 5, prefill_tokens: int = 32) -> None:
         self.runner = runner
         self.now = 0.0
+        if runner._clock is time.monotonic:
+            runner._clock = _stopped
+            if isinstance(runner._backend, PaddedBackend):
+                runner._backend._clock = _stopped
         self.outputs: dict[str, list[Output]] = {}
         limits = OwnerLimits(max_running=max_running, prefill_tokens=prefill_tokens)
         self.scheduler = scheduler_of(runner, limits)

@@ -173,7 +173,7 @@ def test_preempted_rows_go_on_and_a_log_of_calls_gives_the_same(
     some = [*some_requests(), *(request(f"long {i}", FORMS, i, max_tokens=90) for i in range(4))]
     some = [msgspec.structs.replace(one, prompt=one.prompt[:9]) for one in some]
     calm, _ = run(model, some)
-    runner = Recorded(model, clock=lambda: 0.0, grammars=grammars(model))
+    runner = Recorded(model, grammars=grammars(model))
     loop = Looped(runner, prefill_tokens=8)
     loop.run(*some)
     assert loop.scheduler.statistics(0.0, runner.statistics()).preempted

@@ -100,7 +100,7 @@ def test_salts_are_kept_apart(get: Get, backend: str, family: str) -> None:
 def test_whatever_happens_each_sequence_is_mlx_lms_own(get: Get, backend: str, family: str) -> None:
     """Prompts in chunks beside rows that decode and leave, that begin as others do, with few slots for cached ones."""
     dice, model = random.Random(1), get(backend, family)
-    loop = Looped(ModelRunner(model, clock=lambda: 0.0), max_running=4, prefill_tokens=50)
+    loop = Looped(ModelRunner(model), max_running=4, prefill_tokens=50)
     waiting: list[Submit] = []
     for i in range(14):
         trunk = dice.choice(waiting).prompt if waiting and dice.random() < 0.6 else ()

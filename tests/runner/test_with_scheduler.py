@@ -129,9 +129,9 @@ class SmallBlocks(ModelRunner):
     ("seed", "architecture"), [(1 + i % 3, name) for i, name in enumerate((*OWN, "gemma3", "llama"))]
 )
 def test_greedy_is_mlx_lms_own_whatever_is_cached_or_preempted(tiny: Tiny, architecture: str, seed: int) -> None:
-    """Joins, leaves, prefix hits and preemption. With a clock that stands, as shares of a step follow what it took."""
+    """Joins, leaves, prefix hits and preemption."""
     dice = random.Random(seed)
-    runner = SmallBlocks(tiny(architecture), clock=lambda: 0.0)
+    runner = SmallBlocks(tiny(architecture))
     loop = Looped(runner, max_running=8, prefill_tokens=64)
     requests = _requests(dice, 20, greedy=True)
     cancelled = _at_random(loop, requests, dice)

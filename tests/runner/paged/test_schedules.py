@@ -99,7 +99,7 @@ def test_greedy_is_mlx_lms_own_whatever_is_reused_or_preempted(
     monkeypatch.setattr(block_budget, "EXPECTED_TOKENS", 0)
     dice = random.Random(seed)
     model = paged(name, pages=16, fused=fused)
-    loop = Watched(ModelRunner(model, clock=lambda: 0.0), max_running=8, prefill_tokens=64)
+    loop = Watched(ModelRunner(model), max_running=8, prefill_tokens=64)
     assert model.choice.config.fused is fused
     assert loop.runner.capabilities().steps.lookahead == 1
     some = greedy(dice, 16, most=120)
