@@ -1,7 +1,8 @@
 """Time to first token of long prompts, prefilled whole and in part (SpecPrefill), alone and beside decoders.
 
     python benchmarks/spec_prefill.py (MODEL SCORER | --family qwen3 --bits 16 [--config JSON] [--scorer-config JSON])
-        [--tokens 16384 65536 131072] [--keep 0.2] [--beside 0 4] [--rounds 2] [--limit SECONDS] [--json OUT]
+        [--tokens 16384 65536 131072] [--keep 0.2] [--beside 0 4] [--rounds 2] [--scored-tokens 2048]
+        [--limit SECONDS] [--json OUT]
 
 The models of two folders, or two of one shape of `gpu/family_shapes.py` with random weights, run in this process in the
 engine loop of a server. Prompts are random tokens, so that no prefix cache helps; what is kept of them is as good as
@@ -187,12 +188,18 @@ def made(options: argparse.Namespace, changed: dict[str, Any], memory: int, rows
 
 
 def models(options: argparse.Namespace, rows: int) -> tuple[Any, Any]:
-    if options.family:
-        return made(options, {}, options.memory, rows), made(options, options.scorer_config, options.scorer_memory, 4)
+    """The model and its scorer, whose steps are as long as in a server or have `--scored-tokens` at most."""
+    from treadle.runner.loading import scorer
     from treadle.runner.loading.loader import load
 
-    target = load(Path(options.model), memory=options.memory, max_running=rows)
-    return target, load(Path(options.scorer), memory=options.scorer_memory, max_running=4)
+    scorer.LONGEST_STEP = options.scored_tokens
+    if options.family:
+        target = made(options, {}, options.memory, rows)
+        small = made(options, options.scorer_config, options.scorer_memory, 4)
+    else:
+        target = load(Path(options.model), memory=options.memory, max_running=rows)
+        small = load(Path(options.scorer), memory=options.scorer_memory, max_running=4)
+    return target, scorer.with_longer_steps(target, small, options.prefill_tokens)
 
 
 def table(bench: Bench, options: argparse.Namespace, began: float) -> None:
@@ -226,6 +233,7 @@ def main() -> None:
     parser.add_argument("--keep", type=float, default=0.2)
     parser.add_argument("--beside", type=int, nargs="*", default=[0, 4], help="decoders")
     parser.add_argument("--prefill-tokens", type=int, default=2048)
+    parser.add_argument("--scored-tokens", type=int, default=8192, help="most tokens of a step of the scorer")
     parser.add_argument("--scorer-memory", type=gib, default=gib("20"), help="GiB for the scorer's cache")
     parser.add_argument("--limit", type=float, default=0.0, help="seconds after which no cell begins (0: none)")
     options = parser.parse_args()
@@ -249,7 +257,8 @@ def main() -> None:
     runner.warm_up()
     can = runner.capabilities()
     sizes = f"{can.parameters / 1e9:.2f} B parameters, scorer {small.parameters / 1e9:.2f} B"
-    print(f"{can.device}: {can.compute.summary()}; {sizes}")
+    scored = can.steps.spec_prefill.prefill_tokens or options.prefill_tokens
+    print(f"{can.device}: {can.compute.summary()}; {sizes}, in steps of {scored} tokens")
     bench = Bench(runner, rows, options.prefill_tokens, options.seed)
     for whole in (True, False):  # costs are learned
         bench.prompt(min(options.tokens), 0, whole)

@@ -311,9 +311,11 @@ def test_the_first_chunk_is_small_as_nothing_is_known() -> None:
 def test_a_measured_machine_begins_with_chunks_that_it_can_take() -> None:
     """The warm-up times chunks: a first burst has not to find out what they take."""
     known = tuple(StepCost(0, tokens, 0.008 + 0.00004 * tokens) for tokens in (64, 256, 1024))
-    pace = PrefillBudget(2048, chunks=known)
+    pace = PrefillBudget(2048, chunks={Work.PROMPTS: known})
     assert pace.budget(prefilling=8, decoding=0) == 2048
-    assert PrefillBudget(100_000, chunks=known).budget(prefilling=8, decoding=0) == 2048, "twice what was tried"
+    assert PrefillBudget(100_000, chunks={Work.PROMPTS: known}).budget(prefilling=8, decoding=0) == 2048, (
+        "twice what was tried"
+    )
     for _ in range(3):
         done(pace, prefill_tokens=0, prefill_s=0.0, decode_s=0.004)
         tokens = pace.budget(prefilling=8, decoding=1)
@@ -321,7 +323,10 @@ def test_a_measured_machine_begins_with_chunks_that_it_can_take() -> None:
 
 
 def test_one_measured_chunk_does_not_tell_its_overhead() -> None:
-    assert PrefillBudget(2048, chunks=(StepCost(0, 64, 0.3),)).budget(prefilling=1, decoding=0) == FIRST_CHUNK
+    assert (
+        PrefillBudget(2048, chunks={Work.PROMPTS: (StepCost(0, 64, 0.3),)}).budget(prefilling=1, decoding=0)
+        == FIRST_CHUNK
+    )
 
 
 def test_alone_a_chunk_takes_about_as_long_as_a_cancel_may_wait() -> None:

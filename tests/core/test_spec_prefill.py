@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.core.drive import Bench
 from tests.core.scoring import chosen
-from treadle.core.capabilities import SpecPrefillCapabilities
+from treadle.core.capabilities import SpecPrefillCapabilities, StepCost
 from treadle.core.chunk_limits import Work
 from treadle.core.messages import CancelReason, Pooling, Submit
 from treadle.core.outputs import Outputs
@@ -429,6 +429,18 @@ def test_decoding_sequences_keep_their_rate_while_prompts_are_scored() -> None:
         steps += 1
     assert steps * 0.01 / (b.now - began) > 0.7
     assert longest < 0.03
+
+
+def test_steps_of_a_scorer_may_be_longer_than_those_of_the_model() -> None:
+    """It is small, and its products fill a device with more tokens. What its chunks cost may be measured before."""
+    known = tuple(StepCost(0, tokens, 0.002 + 2e-5 * tokens) for tokens in (64, 256, 1024))
+    can = {"prefill_tokens": 700, "chunks": known}
+    b = bench(scorer=can, prefill_tokens=200)
+    b.runner.cost = lambda units, decoding: (2e-5 * units + 0.002, 0.001 * bool(decoding))
+    b.submit("a", prompt=LONG, max_tokens=4)
+    plans = _plans(b)
+    assert [chunk.count for plan in plans for chunk in plan.score if chunk.start < LONG - 1] == [700, LONG - 1 - 700]
+    assert max(chunk.count for plan in plans for chunk in plan.prefill) <= 200
 
 
 def test_a_look_ahead_costs_credit_like_tokens() -> None:

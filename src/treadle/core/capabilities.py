@@ -83,7 +83,8 @@ class SpecPrefillCapabilities(msgspec.Struct, frozen=True, omit_defaults=True):
     - `longest`: most tokens of a prompt that the scorer takes.
     - `rows`, `blocks`: prompts that are scored at the same time at most, and blocks of `block` tokens of the scorer's
       cache for all of them (0: no limit).
-    - `prefill_tokens`, `prefill_quantum`, `chunk_sizes`: of the scorer, as those of StepCapabilities.
+    - `prefill_tokens`: most tokens that a step scores (0: as many as it may compute of prompts).
+    - `prefill_quantum`, `chunk_sizes`, `chunks`: of the scorer, as those of StepCapabilities.
     """
 
     scorer: str = ""
@@ -96,6 +97,7 @@ class SpecPrefillCapabilities(msgspec.Struct, frozen=True, omit_defaults=True):
     prefill_tokens: int = 0
     prefill_quantum: int = 0
     chunk_sizes: tuple[int, ...] = ()
+    chunks: tuple[StepCost, ...] = ()
 
 
 class StepCapabilities(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -75,8 +75,8 @@ class PrefillBudget:
     are rounded down to one of `sizes`, ascending, but for those below or above all of them.
 
     `others` are the limits of other kinds of work than prompts: these have costs of their own, and are all paid from
-    the credit. `chunks` of prompts by themselves have been measured before: two at least, as one would not tell the
-    overhead.
+    the credit. `chunks` of each kind by themselves may have been measured before: one alone is left out, as it would
+    not tell the overhead.
 
     `split` plans a step, `split_scoring` one that scores prompts. `charge` spends the expected cost of one that is
     started; its Charge is then either passed to `observe`, in the order of the charges, or to `void`.
@@ -88,13 +88,13 @@ class PrefillBudget:
         quantum: int = MIN_CHUNK,
         sizes: Sequence[int] = (),
         others: Mapping[Work, ChunkLimits] | None = None,
-        chunks: Sequence[StepCost] = (),
+        chunks: Mapping[Work, Sequence[StepCost]] | None = None,
     ) -> None:
         self.max_tokens = max_tokens
         own = ChunkLimits.of(max_tokens, quantum, sizes)
         self._limits = {Work.PROMPTS: own, **(others or {})}
         self._quantum = own.quantum
-        self._times = StepTimes(chunks if len(chunks) > 1 else ())
+        self._times = StepTimes({work: known for work, known in (chunks or {}).items() if len(known) > 1})
         self._credit_s = 0.0
         self._reserved_s = 0.0  # for what is in flight
         self._chunks = 0

@@ -87,7 +87,11 @@ class Scheduler:
         self._spec_prefill = SpecPrefill(limits.spec_prefill, self._outputs, match_scored)
         others = {**self._spec_prefill.limits(limits.prefill_tokens), Work.IMAGES: IMAGE_LIMITS}
         self._prefill_budget = PrefillBudget(
-            limits.prefill_tokens, limits.prefill_quantum, limits.chunk_sizes, others, limits.chunks
+            limits.prefill_tokens,
+            limits.prefill_quantum,
+            limits.chunk_sizes,
+            others,
+            {Work.PROMPTS: limits.chunks, Work.SCORING: limits.spec_prefill.chunks},
         )
         self._order = 0
         self._stuck = 0

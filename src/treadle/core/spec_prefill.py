@@ -45,7 +45,7 @@ class SpecPrefill:
     def limits(self, prefill_tokens: int) -> dict[Work, ChunkLimits]:
         """Return the sizes of the scorer's chunks, where steps compute up to `prefill_tokens` tokens of prompts."""
         can = self._can
-        most = min(prefill_tokens, can.prefill_tokens or prefill_tokens)
+        most = can.prefill_tokens or prefill_tokens
         return {
             Work.SCORING: ChunkLimits.of(most, can.prefill_quantum, can.chunk_sizes),
             Work.LOOK_AHEAD: ChunkLimits(LOOK_AHEAD_UNITS * can.rows, quantum=1),

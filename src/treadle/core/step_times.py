@@ -19,7 +19,7 @@ chunks by themselves showed at the start, at least.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 
@@ -53,21 +53,21 @@ class Charge:
 
 
 class StepTimes:
-    """Learned seconds of decode steps and of prefill chunks, of which some by themselves are `known`.
+    """Learned seconds of decode steps and of chunks of each kind of work, some of which by themselves are `known`.
 
     `decode_s` are those of a decode step, 0 while unknown; `delay_s` those by which a chunk delays the step before it.
     """
 
-    def __init__(self, known: Iterable[StepCost] = ()) -> None:
+    def __init__(self, known: Mapping[Work, Sequence[StepCost]] | None = None) -> None:
         self.decode_s = self.delay_s = 0.0
         self._measured = False  # decode_s, by a step without prompts: else it is an estimate
         self._disproofs = 0
-        chunks = tuple(known)
-        least_s = {Work.PROMPTS: _least_s(chunks)}
+        chunks = {work: (known or {}).get(work, ()) for work in Work}
         kinds = [(work, beside) for work in Work for beside in (False, True)]
-        self._costs = {(work, beside): ChunkCost(least_s.get(work, LEAST_S)) for work, beside in kinds}
-        for chunk in chunks:
-            self._costs[Work.PROMPTS, False].observe(chunk.tokens, chunk.seconds)
+        self._costs = {(work, beside): ChunkCost(_least_s(chunks[work])) for work, beside in kinds}
+        for work, some in chunks.items():
+            for chunk in some:
+                self._costs[work, False].observe(chunk.tokens, chunk.seconds)
 
     def chunk_cost(self, *, beside: bool, work: Work = Work.PROMPTS) -> ChunkCost:
         """The cost of chunks of `work` `beside` decoding sequences or without; of the other kind where none was

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -369,6 +370,26 @@ def test_a_scorer_is_warmed_up_and_leaves_nothing(small: LoadedModel, tiny: Tiny
         held = scorer.statistics()
         assert (held.prompts, held.kv_bytes, held.prefix.held) == (0, 0, 0)
         scorer.close()
+
+
+@pytest.mark.parametrize(("token_s", "longest"), [(1e-5, 1024), (1e-3, 256), (2e-3, 64)])
+def test_the_warm_up_times_chunks_until_one_tells(small: LoadedModel, token_s: float, longest: int) -> None:
+    """Of those that a step may score."""
+    now = 0.0
+    scorer = Scorer(replace(small, choice=replace(small.choice, prefill_tokens=2048)), 256, keep=0.3, min_tokens=LEAST)
+    compute = scorer._wait_for_chunks
+
+    def computed(sequence: Any, chunks: Sequence[int]) -> None:
+        nonlocal now
+        compute(sequence, chunks)
+        now += 0.001 + token_s * sum(chunks)
+
+    scorer._clock, scorer._wait_for_chunks = lambda: now, computed  # type: ignore[method-assign]
+    scorer.warm_up()
+    found = scorer.capabilities().chunks
+    assert [cost.tokens for cost in found] == [size for size in (64, 256, 1024) if size <= longest]
+    assert [cost.seconds for cost in found] == [pytest.approx(0.001 + token_s * cost.tokens) for cost in found]
+    scorer.close()
 
 
 def test_a_short_context_is_warmed_up_in_what_fits(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,14 +10,18 @@ import mlx.core as mx
 import pytest
 
 from tests.runner.families import make_family
+from tests.runner.paged.models import loaded, make, paged
 from tests.support.embedding_models import make_qwen3_embedding
 from tests.support.tiny import make_tiny
 from treadle.errors import ConfigError, ModelError
 from treadle.runner.build import build
 from treadle.runner.device import memory
+from treadle.runner.device.owner_thread import OutOfMemory
+from treadle.runner.loading import scorer as loading
 from treadle.runner.loading.draft import DraftModel
 from treadle.runner.loading.loader import load
-from treadle.runner.loading.scorer import ScorerModel, load_scorer
+from treadle.runner.loading.model import LoadedModel
+from treadle.runner.loading.scorer import ScorerModel, load_scorer, with_longer_steps
 
 OPTIONS: dict[str, Any] = {"memory": 64 << 20, "max_running": 6}
 
@@ -44,6 +49,49 @@ def test_a_scorer_has_memory_for_one_prompt_of_full_length(folders: Path, scorer
     assert pair.target.kv_budget_bytes + pair.draft.kv_budget_bytes == OPTIONS["memory"]
     assert pair.target.draft_budget_bytes == pair.draft.kv_budget_bytes
     assert pair.target.details["scorer"].startswith("small (llama, ")
+
+
+def pages(**changed: Any) -> LoadedModel:
+    module = make("llama", **changed)
+    return loaded(module, paged(module))
+
+
+@pytest.mark.parametrize(
+    ("ratio", "asked", "fits", "longest"),
+    [(9, 2048, 0, 8192), (5, 2048, 0, 8192), (3.9, 2048, 0, 4096), (1.5, 2048, 0, 2048), (9, 2048, 512, 4096)],
+)
+def test_steps_of_a_scorer_are_as_long_as_the_memory_of_the_models_allows(
+    ratio: float, asked: int, fits: int, longest: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a step of the model is shorter than asked for, as memory is short, the scorer's has no more of it."""
+    target, scorer = pages(), pages()
+    target = replace(target, choice=replace(target.choice, prefill_tokens=fits))
+    monkeypatch.setattr(
+        loading, "pass_bytes", lambda _, module, tokens: 1000 * (ratio if module is target.module else 1)
+    )
+    found = with_longer_steps(target, scorer, asked)
+    config: Any = found.choice.config
+    assert found.prefill_tokens == config.step_tokens == longest
+
+
+def test_a_pass_of_a_small_model_takes_less_memory() -> None:
+    big, small = pages(intermediate_size=4096), pages()
+    assert with_longer_steps(big, small, 512).prefill_tokens >= 1024
+    assert with_longer_steps(small, big, 512).prefill_tokens == 512
+
+
+def test_steps_stay_as_they_are_where_memory_is_short_or_not_known(
+    folders: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> int:
+        raise OutOfMemory("no memory")
+
+    target, scorer = pages(), pages()
+    short = replace(scorer, choice=replace(scorer.choice, prefill_tokens=256))
+    for other in (short, load(folders / "scorer", **OPTIONS)):
+        assert with_longer_steps(target, other, 2048) is other
+    monkeypatch.setattr(loading, "pass_bytes", fail)
+    assert with_longer_steps(target, scorer, 2048) is scorer
 
 
 def test_a_runner_tells_what_it_scores(folders: Path, scorer: ScorerModel) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -23,15 +25,29 @@ def step_bytes(config: PagedConfig, module: Any, tokens: int) -> int:
     What a pass computes on its way is not freed before it has ended: MLX hands it to the device as a whole. Memory that
     the first pass leaves to all others is counted once. Raises OutOfMemory where not even this fits.
     """
-    small = replace(config, pages=-(-(tokens + 1) // PAGE), max_running=0, keep_prefixes=False)
+    with _measured(config, module, tokens + 1) as backend:
+        scored, before = min(tokens, MAX_SCORED_TOKENS), mx.get_active_memory()
+        _peak(backend, tokens + 1, 1)
+        left = max(0, mx.get_active_memory() - before)
+        return left + (1 + backend.lookahead) * _peak(backend, tokens + 1, 1) + _peak(backend, scored, scored)
+
+
+def pass_bytes(config: PagedConfig, module: Any, tokens: int) -> int:
+    """Bytes that MLX holds at most for one pass over `tokens` tokens of prompts. Raises OutOfMemory."""
+    with _measured(config, module, tokens) as backend:
+        _peak(backend, tokens, 1)  # which leaves memory to the next
+        return _peak(backend, tokens, 1)
+
+
+@contextmanager
+def _measured(config: PagedConfig, module: Any, tokens: int) -> Iterator[KvBackend]:
+    """A backend of pages for `tokens` tokens of one sequence, closed in the end."""
+    small = replace(config, pages=-(-tokens // PAGE), max_running=0, keep_prefixes=False)
     with mlx_runtime("measuring a step"):
         backend = small.build(module, {}, time.monotonic)
     try:
         with mlx_runtime("measuring a step"):
-            scored, before = min(tokens, MAX_SCORED_TOKENS), mx.get_active_memory()
-            _peak(backend, tokens + 1, 1)
-            left = max(0, mx.get_active_memory() - before)
-            return left + (1 + backend.lookahead) * _peak(backend, tokens + 1, 1) + _peak(backend, scored, scored)
+            yield backend
     finally:
         backend.close()
 

@@ -7,17 +7,24 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ...config import Settings
 from ...core.capabilities import Capabilities
 from ...core.sparse_prompt import LOOK_AHEAD, longest_scored
 from ...errors import ConfigError
 from ..base import Progress
+from ..device.owner_thread import OutOfMemory
+from ..kv.paged.backend import PagedConfig
 from .draft import DraftModel, ModelPair, Role, about, divided, load_second
 from .model import LoadedModel
+from .profile_run import pass_bytes
 
 _log = logging.getLogger(__name__)
 
 SCORED_ROWS = 4
 """Prompts that are scored at the same time, at most."""
+LONGEST_STEP = 8192
+"""Tokens that a step scores at most: products of a small model fill a large device with so many."""
+_SAMPLE = 512
 _SPARE_TOKENS = 512
 """Tokens by which a cache is larger than the longest prompt: blocks that are not full, and the look-ahead."""
 SCORER = Role("spec_prefill", "scorer", "to prefill in part")
@@ -47,6 +54,7 @@ def load_scorer(
     rows = min(SCORED_ROWS, int(options.get("max_running", SCORED_ROWS)))
     scorer = loaded or load_second(target, wanted, {**options, "max_running": rows}, SCORER, progress)
     scorer = replace(scorer, name=wanted.name or scorer.name, choice=scorer.choice.for_rows(rows), max_running=rows)
+    scorer = with_longer_steps(target, scorer, int(options.get("prefill_tokens", Settings.prefill_tokens)))
     least = scorer.choice.config.least_memory(rows).nbytes
     longest = min(target.context, scorer.context) + LOOK_AHEAD + _SPARE_TOKENS
     pair = divided(
@@ -61,6 +69,25 @@ def load_scorer(
     if scorer.context < target.context:
         _log.info("prompts of more than %d tokens, the context of %s, are not scored", scorer.context, scorer.name)
     return pair
+
+
+def with_longer_steps(target: LoadedModel, scorer: LoadedModel, prefill_tokens: int) -> LoadedModel:
+    """Return the scorer for steps of up to LONGEST_STEP tokens, as long as these take no more memory than those of the
+    target, which compute up to `prefill_tokens` tokens: as few leave a large device idle in a small model's products.
+    Where either is not paged, or memory is short, it is returned as it is."""
+    own, other = target.choice.config, scorer.choice.config
+    longest = least = min(prefill_tokens, target.prefill_tokens or prefill_tokens)
+    if not (isinstance(own, PagedConfig) and isinstance(other, PagedConfig)) or 0 < scorer.prefill_tokens < least:
+        return scorer
+    try:
+        most, each = pass_bytes(own, target.module, _SAMPLE), pass_bytes(other, scorer.module, _SAMPLE)
+    except OutOfMemory as error:
+        _log.info("the scorer's steps are as long as those of %s: %s", target.name, error)
+        return scorer
+    while 2 * longest <= LONGEST_STEP and 2 * longest * each <= least * most:
+        longest *= 2
+    config = replace(other, step_tokens=longest)
+    return replace(scorer, choice=replace(scorer.choice, config=config, prefill_tokens=longest))
 
 
 def check_scored(target: LoadedModel, no_positions: str) -> None:

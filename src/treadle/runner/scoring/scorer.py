@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 import numpy as np
 
-from ...core.capabilities import SpecPrefillCapabilities
+from ...core.capabilities import SpecPrefillCapabilities, StepCost
 from ...core.messages import Submit
 from ...core.plan import RowKept, ScoreChunk
 from ...core.sparse_prompt import COMPARING_UNITS, LOOK_AHEAD
@@ -38,6 +38,9 @@ from .importance import attended, kept_positions
 
 _log = logging.getLogger(__name__)
 _SALT = "warm-up"
+_TIMED = (64, 256, 1024, 4096)
+"""Lengths of chunks that are timed, until one takes `_TELLING_S`: that tells what a token costs."""
+_TELLING_S = 0.1
 
 
 class _Room(NamedTuple):
@@ -93,6 +96,8 @@ class Scorer:
         self._live: dict[str, KvSequence] = {}  # the registry of the backend's sequences
         self._backend = build_backend(model, self._live, clock)
         self._prompts: dict[str, _Prompt] = {}
+        self._clock = clock
+        self._chunks: tuple[StepCost, ...] = ()
         self._last: list[Any] = []  # arrays of the last pass
         self._failed = False
         self._check()
@@ -111,6 +116,7 @@ class Scorer:
             prefill_tokens=self._model.prefill_tokens,
             prefill_quantum=backend.prefill_quantum,
             chunk_sizes=backend.chunk_sizes,
+            chunks=self._chunks,
         )
 
     @property
@@ -257,26 +263,42 @@ class Scorer:
                 self._backend.release(prompt.sequence)
 
     def warm_up(self) -> None:
-        """Score a prompt in chunks of each usual size. Leaves nothing behind."""
-        sizes = list(self._backend.chunk_sizes) or [self._model.prefill_tokens or 512]
+        """Score a prompt in chunks of each usual size, and time some by themselves. Leaves nothing behind."""
+        most = self._model.prefill_tokens
+        sizes = sorted({*self._backend.chunk_sizes, most or 512})
         room, chunks = self._room, list[int]()
         for size in sizes:
-            if sum(chunks) + size < room.longest:
+            if sum(chunks) + size < room.longest and size <= (most or size):
                 chunks.append(size)
-        self._warm(chunks or [room.longest - 1])
+        self._warm(chunks or [room.longest - 1], compare=True)
+        self._chunks = tuple(self._timed(min(most or _TIMED[-1], room.longest - 1)))
         self.reset()
 
-    def _warm(self, chunks: Sequence[int]) -> None:
+    def _timed(self, longest: int) -> Iterator[StepCost]:
+        for size in _TIMED:
+            if size > longest:
+                return
+            seconds = min(self._warm([size]) for _ in range(2))
+            yield StepCost(0, size, seconds)
+            if seconds >= _TELLING_S:
+                return
+
+    def _warm(self, chunks: Sequence[int], *, compare: bool = False) -> float:
+        """Compute a prompt in chunks, and `compare` a token behind it with all before. Return the chunks' seconds."""
         length = sum(chunks) + 1
         sequence = self._live[_SALT] = KvSequence(_SALT, _SALT, (0,) * length)
         self._backend.admit(sequence)
         try:
             with mlx_runtime("warming up the scorer"):
+                began = self._clock()
                 self._wait_for_chunks(sequence, chunks)
-                self._observe(sequence, length - 1, compare=True)
+                seconds = self._clock() - began
+                if compare:
+                    self._observe(sequence, length - 1, compare=True)
         finally:
             self._backend.invalidate([sequence])
             del self._live[_SALT]
+        return seconds
 
     def _wait_for_chunks(self, sequence: KvSequence, chunks: Sequence[int]) -> None:
         start = 0
