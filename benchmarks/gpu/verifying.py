@@ -1,0 +1,180 @@
+"""What a step that verifies drafts waits for, on a GPU, and what would make it shorter.
+
+    python benchmarks/gpu/verifying.py [--family qwen3] [--bits 16] [--layers 36] [--rows 1 2 4] [--drafts 1 3 7]
+        [--length 640] [--steps 24] [--early 1 4 12] [--few-rows 8 16] [--small]
+
+A model of `family_shapes` with random weights runs in this process. Nothing is prepared while a step verifies, so it
+takes its launches and the device's time one behind the other, as far as these don't overlap. Verifying steps are timed
+in turns of a few steps, as
+
+- `single`: each operation is launched by itself, as in a server. The device begins at once.
+- `graphs`: in CUDA graphs, which take the host less. MLX hands over the first one when it is full.
+- `early`: in graphs, where the residual stream behind the `--early` layers is evaluated first, so that the first graphs
+  are short.
+
+Columns: medians of a step from its start to its result, and of how long starting it took the host, in ms; of plain
+steps that are prepared ahead, for comparison. `--few-rows` are numbers of rows up to which products of heavy layers are
+our own ones (`fused/merged_linear`), each in a process of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
+
+TURN = 6
+"""Steps of one way before the next one has its turn; the first is not counted."""
+
+
+class Early:
+    """Launches a pass in pieces: what some layers give is evaluated before the rest."""
+
+    def __init__(self, runner: Any, layers: Sequence[int]) -> None:
+        import mlx.core as mx
+
+        forward = runner._backend._forward
+        self._selection, self._layers = forward._selection, tuple(layers)
+        self._streams: list[Any] = []
+        decoder, kept, evaluate = forward._module, forward._module._kept, mx.async_eval
+
+        def keep(logits: Any, states: Sequence[Any], last: Any) -> Any:
+            self._streams = list(states[:-1])
+            return kept(logits, states, last)
+
+        def evaluate_in_pieces(*arrays: Any) -> None:
+            streams, self._streams = self._streams, []
+            for stream in streams:
+                evaluate(stream)
+            evaluate(*arrays)
+
+        decoder._kept, mx.async_eval = keep, evaluate_in_pieces
+
+    @contextmanager
+    def on(self) -> Iterator[None]:
+        self._selection.layers = self._layers
+        try:
+            yield
+        finally:
+            self._selection.layers = ()
+
+
+class Verifying:
+    """Rows of `runner` that decode and verify drafts, all of which are as good as random."""
+
+    def __init__(self, runner: Any, rows: int, length: int, vocabulary: int) -> None:
+        from benchmarks.gpu.steps import Rows
+
+        self._runner = runner
+        self._batch = Rows(runner, [length] * rows, 4096, vocabulary=vocabulary)
+        self._batch.run(1)
+        self._places = list(self._batch.position)
+        self._verifies = False
+
+    def plain_ms(self, steps: int) -> tuple[float, float]:
+        """Milliseconds of a plain step, and of starting it."""
+        self._batch.run(max(self._batch.position) + steps)
+        self._places = list(self._batch.position)
+        return self._batch.decode_ms(), self._batch.host_ms()
+
+    def step(self, drafts: int) -> tuple[float, float]:
+        """Seconds of a step with so many drafts a row, and of starting it."""
+        from treadle.core.plan import DecodeRow, StepPlan
+
+        decode = tuple(DecodeRow(str(i), place, drafts) for i, place in enumerate(self._places))
+        with self._runner.filled_drafts():
+            began = time.perf_counter()
+            self._runner.start(StepPlan(step=0, decode=decode))
+            started = time.perf_counter()
+            result = self._runner.finish()
+            ended = time.perf_counter()
+        assert not result.failures, result.failures
+        for row in result.rows:
+            self._places[int(row.id)] += len(row.tokens)
+        return ended - began, started - began
+
+
+def measure(options: argparse.Namespace, runner: Any, vocabulary: int) -> None:
+    early = Early(runner, options.early)
+    single, shared = runner._graphs, lambda alike: nullcontext()
+    ways: dict[str, tuple[Any, Any]] = {
+        "single": (single, nullcontext),
+        "graphs": (shared, nullcontext),
+        "early": (shared, early.on),
+    }
+    print("| rows | drafts | plain (host) | " + " | ".join(f"{way} (host)" for way in ways) + " |")
+    print("|---|---|---|" + "---|" * len(ways))
+    for rows in options.rows:
+        verifying = Verifying(runner, rows, options.length, vocabulary)
+        plain, host = verifying.plain_ms(options.steps)
+        for drafts in options.drafts:
+            found: dict[str, list[tuple[float, float]]] = {way: [] for way in ways}
+            while len(found["single"]) < options.steps:
+                for way, (graphs, around) in ways.items():
+                    runner._graphs = graphs
+                    with around():
+                        found[way] += [verifying.step(drafts) for _ in range(TURN)][1:]
+            cells = [[1e3 * statistics.median(part) for part in zip(*some, strict=True)] for some in found.values()]
+            told = " | ".join(f"{step:.2f} ({start:.2f})" for step, start in cells)
+            print(f"| {rows} | {drafts} | {plain:.2f} ({host:.2f}) | {told} |", flush=True)
+        runner._graphs = single
+        verifying._batch.release()
+
+
+def child(options: argparse.Namespace) -> None:
+    from benchmarks.arguments import prepare_device
+
+    prepare_device()
+    from benchmarks.gpu.families_steps import load_made, make
+    from benchmarks.gpu.family_shapes import config_of
+
+    from treadle.runner.drafting.lookup import LookupDrafter
+    from treadle.runner.fused import merged_linear
+    from treadle.runner.model_runner import ModelRunner
+
+    (merged_linear.FEW_ROWS,) = options.few_rows
+    config = config_of(options.family, small=options.small)
+    module, config = make(config | ({"num_hidden_layers": options.layers} if options.layers else {}), options.bits)
+    model = load_made(module, config, 8 << 30, max(options.rows))
+    runner = ModelRunner(model, drafter=LookupDrafter())
+    if runner._backend.name != "paged":
+        sys.exit(f"the model is not paged: {model.compute.summary()}")
+    print(f"{model.compute.summary()}; our products up to {merged_linear.FEW_ROWS} rows", flush=True)
+    measure(options, runner, model.vocabulary)
+    runner.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--family", default="qwen3")
+    parser.add_argument("--bits", default="16")
+    parser.add_argument("--layers", type=int, default=36, help="of the model (0: as few as the shape has)")
+    parser.add_argument("--rows", type=int, nargs="*", default=[1, 2, 4])
+    parser.add_argument("--drafts", type=int, nargs="*", default=[1, 3, 7])
+    parser.add_argument("--length", type=int, default=640, help="tokens of a row's prompt")
+    parser.add_argument("--steps", type=int, default=24, help="verifying steps of each way")
+    parser.add_argument("--early", type=int, nargs="*", default=[1, 4, 12], help="layers, ascending")
+    parser.add_argument("--few-rows", type=int, nargs="*", default=[8])
+    parser.add_argument("--small", action="store_true", help="small sizes")
+    options = parser.parse_args()
+    if len(options.few_rows) == 1:
+        child(options)
+        return
+    failed = 0
+    for few in options.few_rows:
+        command = [sys.executable, *sys.argv, "--few-rows", str(few)]
+        failed += subprocess.run(command, check=False).returncode != 0
+    sys.exit(1 if failed else 0)
+
+
+if __name__ == "__main__":
+    main()
