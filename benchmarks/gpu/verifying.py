@@ -10,7 +10,7 @@ in turns of a few steps, as
 - `single`: each operation is launched by itself, as in a server. The device begins at once.
 - `graphs`: in CUDA graphs, which take the host less. MLX hands over the first one when it is full.
 - `early`: in graphs, where the residual stream behind the `--early` layers is evaluated first, so that the first graphs
-  are short.
+  are short. A server takes this way or `single`, as its warm-up finds.
 
 Columns: medians of a step from its start to its result, and of how long starting it took the host, in ms; of plain
 steps that are prepared ahead, for comparison. `--few-rows` are numbers of rows up to which products of heavy layers are
@@ -24,8 +24,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,36 +35,24 @@ TURN = 6
 """Steps of one way before the next one has its turn; the first is not counted."""
 
 
-class Early:
-    """Launches a pass in pieces: what some layers give is evaluated before the rest."""
+class Ways:
+    """Sets how a `runner` launches steps that verify."""
 
-    def __init__(self, runner: Any, layers: Sequence[int]) -> None:
-        import mlx.core as mx
+    names = ("single", "graphs", "early")
 
-        forward = runner._backend._forward
-        self._selection, self._layers = forward._selection, tuple(layers)
-        self._streams: list[Any] = []
-        decoder, kept, evaluate = forward._module, forward._module._kept, mx.async_eval
+    def __init__(self, runner: Any) -> None:
+        self._runner = runner
+        selection = runner._backend._forward._selection
+        self._take = selection.take_pieces
+        selection.take_pieces = self._taken
+        self._early = True
 
-        def keep(logits: Any, states: Sequence[Any], last: Any) -> Any:
-            self._streams = list(states[:-1])
-            return kept(logits, states, last)
+    def use(self, name: str) -> None:
+        self._runner.verifies_in_graphs, self._early = name != "single", name == "early"
 
-        def evaluate_in_pieces(*arrays: Any) -> None:
-            streams, self._streams = self._streams, []
-            for stream in streams:
-                evaluate(stream)
-            evaluate(*arrays)
-
-        decoder._kept, mx.async_eval = keep, evaluate_in_pieces
-
-    @contextmanager
-    def on(self) -> Iterator[None]:
-        self._selection.layers = self._layers
-        try:
-            yield
-        finally:
-            self._selection.layers = ()
+    def _taken(self) -> Sequence[Any]:
+        pieces: Sequence[Any] = self._take()
+        return pieces if self._early else ()
 
 
 class Verifying:
@@ -78,7 +65,6 @@ class Verifying:
         self._batch = Rows(runner, [length] * rows, 4096, vocabulary=vocabulary)
         self._batch.run(1)
         self._places = list(self._batch.position)
-        self._verifies = False
 
     def plain_ms(self, steps: int) -> tuple[float, float]:
         """Milliseconds of a plain step, and of starting it."""
@@ -104,29 +90,21 @@ class Verifying:
 
 
 def measure(options: argparse.Namespace, runner: Any, vocabulary: int) -> None:
-    early = Early(runner, options.early)
-    single, shared = runner._graphs, lambda alike: nullcontext()
-    ways: dict[str, tuple[Any, Any]] = {
-        "single": (single, nullcontext),
-        "graphs": (shared, nullcontext),
-        "early": (shared, early.on),
-    }
-    print("| rows | drafts | plain (host) | " + " | ".join(f"{way} (host)" for way in ways) + " |")
-    print("|---|---|---|" + "---|" * len(ways))
+    ways = Ways(runner)
+    print("| rows | drafts | plain (host) | " + " | ".join(f"{way} (host)" for way in ways.names) + " |")
+    print("|---|---|---|" + "---|" * len(ways.names))
     for rows in options.rows:
         verifying = Verifying(runner, rows, options.length, vocabulary)
         plain, host = verifying.plain_ms(options.steps)
         for drafts in options.drafts:
-            found: dict[str, list[tuple[float, float]]] = {way: [] for way in ways}
+            found: dict[str, list[tuple[float, float]]] = {way: [] for way in ways.names}
             while len(found["single"]) < options.steps:
-                for way, (graphs, around) in ways.items():
-                    runner._graphs = graphs
-                    with around():
-                        found[way] += [verifying.step(drafts) for _ in range(TURN)][1:]
+                for way in ways.names:
+                    ways.use(way)
+                    found[way] += [verifying.step(drafts) for _ in range(TURN)][1:]
             cells = [[1e3 * statistics.median(part) for part in zip(*some, strict=True)] for some in found.values()]
             told = " | ".join(f"{step:.2f} ({start:.2f})" for step, start in cells)
             print(f"| {rows} | {drafts} | {plain:.2f} ({host:.2f}) | {told} |", flush=True)
-        runner._graphs = single
         verifying._batch.release()
 
 
@@ -138,10 +116,10 @@ def child(options: argparse.Namespace) -> None:
     from benchmarks.gpu.family_shapes import config_of
 
     from treadle.runner.drafting.lookup import LookupDrafter
-    from treadle.runner.fused import merged_linear
+    from treadle.runner.fused import decoder, merged_linear
     from treadle.runner.model_runner import ModelRunner
 
-    (merged_linear.FEW_ROWS,) = options.few_rows
+    (merged_linear.FEW_ROWS,), decoder.EARLY = options.few_rows, tuple(options.early)
     config = config_of(options.family, small=options.small)
     module, config = make(config | ({"num_hidden_layers": options.layers} if options.layers else {}), options.bits)
     model = load_made(module, config, 8 << 30, max(options.rows))

@@ -150,9 +150,10 @@ def test_graphs_end_at_no_number_of_bytes_and_many_are_kept_unless_somebody_said
     assert large == {"A": "1", "MLX_MAX_MB_PER_BUFFER": "1000000000", "MLX_CUDA_GRAPH_CACHE_SIZE": "2237"} | unchecked
     assert small["MLX_CUDA_GRAPH_CACHE_SIZE"] == "400", "MLX's own number"
     assert theirs == {"MLX_MAX_MB_PER_BUFFER": "25", "MLX_CUDA_GRAPH_CACHE_SIZE": "7"} | unchecked
-    decoding = dict[str, str]()
-    prepare_graphs(decoding, 80 * 10**9, only_decoding=True)
-    assert decoding["MLX_CUDA_GRAPH_CACHE_SIZE"] == "400", "few shapes"
+    for gigabytes, kept in ((80, "1600"), (24, "671"), (8, "400")):
+        decoding = dict[str, str]()
+        prepare_graphs(decoding, gigabytes * 10**9, only_decoding=True)
+        assert decoding["MLX_CUDA_GRAPH_CACHE_SIZE"] == kept, "decode steps have fewer shapes"
 
 
 def test_mlx_keeps_its_kernels_in_the_cache_folder(tmp_path: Path) -> None:

@@ -144,7 +144,8 @@ def test_only_steps_that_decode_use_graphs(tiny: Tiny) -> None:
     runner.close()
 
 
-def test_steps_that_verify_drafts_use_none(tiny: Tiny) -> None:
+@pytest.mark.parametrize("in_graphs", [False, True])
+def test_steps_that_verify_drafts_use_them_where_that_was_found_to_be_faster(tiny: Tiny, in_graphs: bool) -> None:
     switch = _Noted()
     prompt = (5, 6, 7, 8, 5, 6, 7, 8, 5, 6)
     during = list[bool]()
@@ -155,11 +156,37 @@ def test_steps_that_verify_drafts_use_none(tiny: Tiny) -> None:
             return super().propose(rows, most)
 
     runner = ModelRunner(replace(tiny("llama"), graphs=switch), drafter=Noting())  # type: ignore[arg-type]
+    assert not runner.verifies_in_graphs
+    runner.verifies_in_graphs = in_graphs
     runner.execute(StepPlan(0, (Admit(Submit("one", prompt, 9)),), (PrefillChunk("one", 0, len(prompt) - 1),)))
     runner.execute(StepPlan(1, decode=(DecodeRow("one", 0),), propose=True))
     switch.single = 0
     with runner.filled_drafts():
         runner.execute(StepPlan(2, decode=(DecodeRow("one", 1, drafts=2),)))
-    assert switch.single == 1
+    assert switch.single == (not in_graphs)
     assert during == [False], "passes that draft are alike"
+    runner.close()
+
+
+@pytest.mark.parametrize("graphs_s", [0.5, 2.0])
+def test_the_warm_up_finds_how_steps_that_verify_are_faster(tiny: Tiny, graphs_s: float) -> None:
+    """Told among the details, and the steps of the way that was found are warmed up."""
+    now, ways = 0.0, list[bool]()
+
+    class Timed(ModelRunner):
+        def start(self, plan: StepPlan) -> None:
+            nonlocal now
+            super().start(plan)
+            if plan.verifies:
+                ways.append(self.verifies_in_graphs)
+                now += graphs_s if self.verifies_in_graphs else 1.0
+
+    switch: Any = _Noted()
+    model = replace(tiny("llama"), graphs=switch)
+    runner = Timed(model, clock=lambda: now, drafter=LookupDrafter())
+    runner.warm_up()
+    assert runner.verifies_in_graphs == ways[-1] == (graphs_s < 1)
+    told = runner.capabilities().details["verifying steps"]
+    assert told.startswith("CUDA graphs: " if graphs_s < 1 else "single launches: ")
+    assert f"takes {graphs_s:.2f} of the time" in told
     runner.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -17,6 +17,8 @@ from tests.support.owners import CAN
 from tests.support.scripted_drafter import ScriptedDrafter
 from treadle.core.capabilities import Capabilities, SpeculationCapabilities, StepCost
 from treadle.core.plan import RowFailure, RowTokens, StepPlan, StepResult
+from treadle.runner.loading import draft_costs
+from treadle.runner.loading.draft_costs import choose_launches
 from treadle.runner.loading.step_costs import StepCosts, measure
 from treadle.runner.model_runner import ModelRunner
 
@@ -194,6 +196,53 @@ def test_a_warmed_up_runner_tells_what_drafts_take_and_holds_nothing(tiny: Tiny,
     assert {(cost.rows, cost.tokens) for cost in can.verifying} >= {(1, 1), (1, 2), (1, 4), (1, 8)}
     assert runner.statistics().kv_bytes == 0
     assert drafter.proposed == 0
+
+
+class InTwoWays(Clocked):
+    """Its steps take other times with CUDA graphs; those at some places fail."""
+
+    def __init__(self, graphs_s: float, fails: Sequence[int] = ()) -> None:
+        super().__init__(can=drafting())
+        self.verifies_in_graphs = False
+        self._graphs_s, self._at = graphs_s, fails
+        self.turns: list[tuple[bool, int]] = []
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        if any(row.drafts for row in plan.decode):
+            self.turns.append((self.verifies_in_graphs, len(plan.decode)))
+            self._step_s = self._graphs_s if self.verifies_in_graphs else 1.0
+        self._fails = len(self.turns) in self._at
+        return super().execute(plan)
+
+
+@pytest.mark.parametrize(
+    ("graphs_s", "fails", "told"),
+    [
+        (0.75, (), "CUDA graphs: with graphs a step takes 0.75 of the time without"),
+        (0.97, (), "single launches: with graphs a step takes 0.97 of the time without"),
+        (2.0, (), "single launches: with graphs a step takes 2.00 of the time without"),
+        (0.5, (1,), "single launches: steps with CUDA graphs could not be timed"),
+        (0.5, (10,), "single launches: steps with CUDA graphs could not be timed"),
+    ],
+)
+def test_graphs_are_for_steps_that_verify_where_these_are_shorter(
+    graphs_s: float, fails: Sequence[int], told: str
+) -> None:
+    runner = InTwoWays(graphs_s, fails)
+    assert choose_launches(runner, 64, 8, runner.clock) == told
+    assert runner.verifies_in_graphs == told.startswith("CUDA")
+    assert not runner.held
+    if not fails:
+        assert {rows for _, rows in runner.turns} == {1, 4}
+        assert sum(graphs for graphs, _ in runner.turns) == len(runner.turns) / 2
+
+
+def test_a_step_without_drafts_tells_nothing_of_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where the drafter, or the memory, has no room for any."""
+    runner = InTwoWays(0.5)
+    monkeypatch.setattr(draft_costs._Decoding, "verifying_s", lambda *_: None)
+    assert choose_launches(runner, 1, 8, runner.clock).endswith("could not be timed")
+    assert not runner.verifies_in_graphs
 
 
 def test_a_runner_without_drafts_says_why(tiny: Tiny) -> None:

@@ -32,7 +32,8 @@ from .device.owner_thread import OutOfMemory, OwnerThread, leave_thread, mlx_run
 from .device.staging import Staging, direct
 from .drafting.drafter import Drafter
 from .image_support import no_images, up_to_images, with_images
-from .kv.backend import WarmLimits
+from .kv.backend import WarmLimits, WarmPass
+from .loading.draft_costs import TOKENS, choose_launches
 from .loading.model import LoadedModel, build_backend
 from .loading.step_costs import StepCosts, measure
 from .loading.warm_images import warm_up_images
@@ -94,6 +95,7 @@ class ModelRunner:
         self._trimmed = clock()
         self._costs = StepCosts()
         self.fast_forward = True
+        self.verifies_in_graphs = model.graphs is None
         if self._backend.name == "serial":
             reason = model.details.get("not batched", "it cannot be batched")
             _log.warning("%s decodes its requests one by one: %s; use another model to serve many", model.name, reason)
@@ -121,10 +123,19 @@ class ModelRunner:
             limits = WarmLimits(model.max_running, model.context, model.prefill_tokens, drafts)
             passes = self._backend.warm_passes(limits)
             warm_up(self, passes, drafts)
+            if model.graphs is not None and drafts and model.context > TOKENS:
+                self._choose_launches([one for one in passes if one.drafts])
             if model.vision is not None and not no_images(model, self._backend):
                 warm_up_images(self, model.vision, passes, limits)
             self._costs = measure(self, model)
         self.forget_prefixes()
+
+    def _choose_launches(self, passes: Sequence[WarmPass]) -> None:
+        """Let steps that verify drafts use CUDA graphs where they are shorter so, and make those of the `passes`."""
+        drafts = self._speculation.draft_tokens
+        self._model.details["verifying steps"] = choose_launches(self, self._model.max_running, drafts, self._clock)
+        if self.verifies_in_graphs:
+            warm_up(self, passes, drafts)
 
     @contextmanager
     def filled_drafts(self) -> Iterator[None]:
@@ -192,7 +203,8 @@ class ModelRunner:
             step = self._builder.build(plan, self._clock(), before)
         self._started.append(step)
         try:
-            with self._graphs(not (plan.prefill or plan.encode or plan.score or plan.verifies)):
+            varied = plan.prefill or plan.encode or plan.score
+            with self._graphs(not varied and (self.verifies_in_graphs or not plan.verifies)):
                 self._launch(step, before)
                 if plan.score and self._scorer is not None:
                     scored = [(self._rows[chunk.id], chunk) for chunk in plan.score if chunk.id in self._rows]
@@ -328,8 +340,8 @@ class ModelRunner:
             memory.give_back()
 
     def _graphs(self, alike: bool) -> AbstractContextManager[None]:
-        """Let MLX use CUDA graphs for passes that are `alike`, where it can be told to: those of decode steps that
-        verify nothing, and of drafts."""
+        """Let MLX use CUDA graphs for passes that are `alike`, where it can be told to: those of decode steps, if they
+        verify nothing or that was found to be faster, and of drafts."""
         switch = self._model.graphs
         return nullcontext() if switch is None or alike else switch.single_launches()
 
@@ -339,6 +351,10 @@ class ModelRunner:
             sampled = None if before is None else before.sampled(self._put)
             hidden = bool(step.pooled) or step.observed
             done = step.computed = self._backend.compute(step.segments, sampled, hidden=hidden)
+            pieces, done.pieces = done.pieces, ()
+            if step.drafts and self.verifies_in_graphs:  # nothing is in flight, and the device waits for this step
+                for piece in pieces:
+                    mx.async_eval(piece)  # type: ignore[no-untyped-call]
             done.arrays += step.encoding
             if step.observed:
                 done.arrays += done.hidden.values()

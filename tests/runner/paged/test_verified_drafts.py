@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import mlx.core as mx
 import pytest
 
 from tests.runner.paged.conftest import Paged
@@ -11,6 +14,7 @@ from tests.runner.speculated import Speculated
 from tests.runner.speculation_requests import CALL, answers, made, mixed, same
 from tests.support.scripted_drafter import ScriptedDrafter
 from treadle.core.messages import Sampling, Submit
+from treadle.core.plan import Admit, DecodeRow, PrefillChunk, StepPlan
 from treadle.runner.forward.batch_buckets import decode_bucket
 from treadle.runner.kv.backend import WarmLimits
 from treadle.runner.kv.paged.paged_pass import PAGE
@@ -87,6 +91,34 @@ def test_states_are_computed_again_beside_forced_tokens() -> None:
         run = Speculated(made(model, ScriptedDrafter(wanted, acceptance)), some, drafts=3)
         assert run.run() == wanted
         assert run.drafted > run.accepted
+
+
+@pytest.mark.parametrize("in_graphs", [True, False])
+@pytest.mark.parametrize(("layers", "pieces"), [(2, [4]), (6, [4, 4])])
+def test_the_first_layers_of_a_step_that_verifies_are_evaluated_first(
+    layers: int, pieces: list[int], in_graphs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where it uses CUDA graphs, the first of which are short then; not those of other steps."""
+    module = make("llama", num_hidden_layers=layers)
+    runner = made(loaded(module, paged_config(module)), ScriptedDrafter({"a": [0] * 99}))
+    assert runner.verifies_in_graphs, "MLX has no switch here"
+    runner.verifies_in_graphs = in_graphs
+    first = Admit(Submit("a", prompt=(1, 2, 3), max_tokens=9))
+    runner.execute(StepPlan(0, (first,), (PrefillChunk("a", 0, 2),), (DecodeRow("a", 0),)))
+    evaluated, evaluate = [], mx.async_eval
+
+    def noted(*arrays: Any) -> None:
+        evaluated.append(arrays[0])
+        evaluate(*arrays)
+
+    monkeypatch.setattr(mx, "async_eval", noted)
+    runner.execute(StepPlan(1, decode=(DecodeRow("a", 1),)))
+    assert len(evaluated) == 1
+    with runner.filled_drafts():
+        result = runner.execute(StepPlan(2, decode=(DecodeRow("a", 2, drafts=3),)))
+    assert result.rows[0].drafted == 3
+    assert [one.shape[0] for one in evaluated[1:-1]] == (pieces if in_graphs else [])
+    runner.close()
 
 
 def test_batches_of_all_buckets_are_warmed_up_to_verify_drafts() -> None:

@@ -124,12 +124,15 @@ GRAPH_SHARE = 0.04
 GRAPH_BYTES = 1_430_000
 """Bytes of the device that a graph of 60 operations takes, measured on an H100. MLX doesn't count them."""
 LEAST_GRAPHS = 400
+DECODING_GRAPHS = 1600
+"""The most that are kept where steps with prompts and images use none: plain steps have some hundred, steps that verify
+drafts of many sizes several times as many."""
 
 
 def prepare_graphs(environment: MutableMapping[str, str], device_bytes: int, *, only_decoding: bool) -> None:
     """Let MLX end CUDA graphs by their number of operations alone, and keep as many of them as `GRAPH_SHARE` of the
-    device's memory holds, or LEAST_GRAPHS where `only_decoding` uses them; call it before MLX first computes in this
-    process. Values that are set already stay.
+    device's memory holds, up to DECODING_GRAPHS where `only_decoding` uses them; call it before MLX first computes in
+    this process. Values that are set already stay.
 
     MLX ends a graph when the arrays that its operations read come to a gigabyte. A layer's pages are one array of
     several gigabytes in a server: each operation that reads them would end a graph, 20 us of the host. MLX keeps 400
@@ -137,7 +140,8 @@ def prepare_graphs(environment: MutableMapping[str, str], device_bytes: int, *, 
     have more: each other one takes the host 1.5 ms to make, and removing an old one waits for all that the device
     computes. Without the check MLX makes new graphs, however many are not found in a row, instead of raising an error.
     """
-    graphs = LEAST_GRAPHS if only_decoding else max(LEAST_GRAPHS, int(device_bytes * GRAPH_SHARE) // GRAPH_BYTES)
+    held = int(device_bytes * GRAPH_SHARE) // GRAPH_BYTES
+    graphs = max(LEAST_GRAPHS, min(held, DECODING_GRAPHS) if only_decoding else held)
     environment.setdefault("MLX_MAX_MB_PER_BUFFER", "1000000000")
     environment.setdefault("MLX_CUDA_GRAPH_CACHE_SIZE", str(graphs))
     environment.setdefault("MLX_ENABLE_CACHE_THRASHING_CHECK", "0")

@@ -77,6 +77,11 @@ class _Step:
         return self.beside(own[0] if len(own) == 1 else tuple(own), x, None, computed)
 
 
+EARLY = (1, 4, 12)
+"""Layers behind which a pass may be handed to the device: MLX does so with every hundred launches, some nine layers,
+and a device without other work waits for the first hundred."""
+
+
 class FusedDecoder:
     """Computes `module`'s passes over pages that the `kernels` of its layers read, with `selection` before its head.
 
@@ -135,6 +140,7 @@ class FusedDecoder:
         self.product_kernels: list[KernelStatus] = tools.statuses(
             [product for branch in branches for product in branch.products]
         )
+        self._early = [layer for layer in EARLY if layer < len(layers)]
         self._caches: LayerCaches | None = None
 
     @property
@@ -164,9 +170,10 @@ class FusedDecoder:
 
     def _kept(self, logits: Any, states: Sequence[Any], last: PagedLayer) -> Any:
         """Return `logits`. The last hidden `states` (T, D) of all tokens show when keys and values are written; those
-        in front of layers come before them."""
-        *tapped, last.written = states
-        selection = self._selection
+        of the pieces and in front of layers come before them."""
+        *streams, last.written = states
+        count, selection = len(self._early), self._selection
+        selection.pieces, tapped = streams[:count], streams[count:]
         if selection.keep is not None:
             selection.tapped = dict(zip(selection.layers, map(selection.kept_of, tapped), strict=True))
             selection.add(last.written)
@@ -190,8 +197,9 @@ class FusedDecoder:
     def _pass(
         self, tokens: Any, rows: Any | None, step: PagedPass, cache: Sequence[Any], injection: Injection | None = None
     ) -> tuple[Any, ...]:
-        """Logits of the tokens at `rows`, or of all, and hidden states (T, D) of all tokens: those in front of layers
-        that are tapped, and the last ones, computed from all keys and values, and from all recurrent states."""
+        """Logits of the tokens at `rows`, or of all, and hidden states (T, D) of all tokens: those of the pieces, those
+        in front of layers that are tapped, and the last ones, computed from all keys and values, and from all recurrent
+        states."""
         self._restart()
         kernels, computed = self._layer_kernels, self._begun(step)
         x = y = self._embed(tokens.reshape(-1))
@@ -200,7 +208,7 @@ class FusedDecoder:
         injected = {} if injection is None else dict(zip(self._ends, range(len(injection.deepstack)), strict=False))
         if self._steps[0].before is not None:
             y = self._steps[0].before(x)
-        tapped, streams = self._selection.layers, {0: x}
+        wanted, streams = [*self._early, *self._selection.layers], {0: x}
         more: list[Any] = []
         for one, following in zip(self._steps, [*self._steps[1:], None], strict=True):
             own = None if one.place is None else cache[one.place]
@@ -211,12 +219,12 @@ class FusedDecoder:
             if id(one) in injected and injection is not None:
                 x = injection.behind(injected[id(one)], x)
                 y, more = x if norm is None else norm(x), [other(x) for other in others]
-            if (layer := self._ends.get(id(one))) in tapped:
+            if (layer := self._ends.get(id(one))) in wanted:
                 streams[layer] = x
         logits = self._head(y if rows is None else y[rows])[:, None]
         self._restart()
         FETCHED.clear()
-        return logits, *(streams[layer] for layer in tapped), y
+        return logits, *(streams[layer] for layer in wanted), y
 
     def _begun(self, step: PagedPass) -> FusedPass:
         kernels, positions = self._layer_kernels, step.positions

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from itertools import pairwise
 from statistics import median
+from typing import Protocol
 
 from ...core.capabilities import StepCapabilities, StepCost
 from ...core.plan import MAX_SCORED_TOKENS, Admit, DecodeRow, StepPlan, StepResult
@@ -25,6 +26,10 @@ _DRAFTS = (0, 1, 3, 7)
 _STEPS = 2
 _APART = 4
 """Each number of sequences is so many times the one before."""
+_TURNS = 3
+_TRIED_DRAFTS = 3
+_WORTH = 0.95
+"""Graphs are used if steps take less than this part of their time without: each size of a step has its own."""
 
 
 class _Failed(Exception):
@@ -52,6 +57,41 @@ def measure_drafts(runner: Warmable, most_rows: int, can: StepCapabilities, cloc
             decoding.leave()
         rows = min(_APART * rows, most_rows)
     return tuple(plain), tuple(verifying)
+
+
+class Launching(Warmable, Protocol):
+    """A runner that verifies drafts with CUDA graphs or without."""
+
+    verifies_in_graphs: bool
+
+
+def choose_launches(runner: Launching, most_rows: int, draft_tokens: int, clock: Clock) -> str:
+    """Let steps that verify drafts use CUDA graphs if these make them shorter: timed in turns of a few steps with and
+    without, of one sequence and of four. Return what was found, for people. Where a step could not be timed, graphs are
+    not used. Leaves nothing behind.
+
+    A graph takes the host less than single launches, and the device begins later: which is longer depends on both.
+    """
+    found: dict[bool, list[float]] = {False: [], True: []}
+    try:
+        for rows in sorted({1, min(_APART, most_rows)}):
+            for graphs in [False, True] * _TURNS:
+                runner.verifies_in_graphs = graphs
+                decoding = _Decoding(runner, rows, clock)
+                try:
+                    decoding.join()
+                    found[graphs].append(decoding.verifying_s(min(_TRIED_DRAFTS, draft_tokens)) or 0.0)
+                finally:
+                    decoding.leave()
+    except (_Failed, OutOfMemory):
+        found[True].append(0.0)
+    known = all([*found[False], *found[True]])
+    single, shared = sum(found[False]), sum(found[True])
+    runner.verifies_in_graphs = known and shared < _WORTH * single
+    if not known:
+        return "single launches: steps with CUDA graphs could not be timed"
+    chosen = "CUDA graphs" if runner.verifies_in_graphs else "single launches"
+    return f"{chosen}: with graphs a step takes {shared / single:.2f} of the time without"
 
 
 class _Decoding:
@@ -110,12 +150,12 @@ class _Decoding:
                 return
             if not needed and (slow or self._clock() >= end):
                 return
-            seconds = plain.seconds if not drafts and not can.lookahead else self._verifying_s(drafts)
+            seconds = plain.seconds if not drafts and not can.lookahead else self.verifying_s(drafts)
             if seconds is not None:
                 yield StepCost(self._rows, tokens, seconds)
                 slow = seconds > SLOW_S
 
-    def _verifying_s(self, drafts: int) -> float | None:
+    def verifying_s(self, drafts: int) -> float | None:
         """Seconds of steps that verify so many drafts; None where none did. The first of them is not counted."""
         times: list[float] = []
         for _ in range(2 * (1 + _STEPS)):
