@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import subprocess
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +11,9 @@ from typing import Any
 import pytest
 
 from tests.runner.conftest import Tiny
+from tests.runner.looped import Looped
+from tests.runner.noted_switch import NotedSwitch
+from tests.runner.scoring.prompts import LEAST, TOKENS
 from tests.support.emulated import compiler
 from treadle.core.compute_path import KernelState
 from treadle.core.messages import Submit
@@ -28,6 +29,7 @@ from treadle.runner.device.cuda_graphs import (
 )
 from treadle.runner.drafting.lookup import LookupDrafter
 from treadle.runner.model_runner import ModelRunner
+from treadle.runner.scoring.scorer import Scorer
 
 _SOURCE = """
 extern "C" bool answer();
@@ -109,26 +111,8 @@ def test_a_library_that_is_cut_off_has_no_symbols(tmp_path: Path, library: Path)
             symbols(cut, FLAG, DECIDED)
 
 
-class _Noted:
-    """A switch that counts, and says whether it is `off`."""
-
-    def __init__(self) -> None:
-        self.single = 0
-        self.off = False
-
-    def single_launches(self) -> AbstractContextManager[None]:
-        @contextmanager
-        def counted() -> Iterator[None]:
-            self.single += 1
-            self.off = True
-            yield
-            self.off = False
-
-        return counted()
-
-
 def test_only_steps_that_decode_use_graphs(tiny: Tiny) -> None:
-    switch = _Noted()
+    switch = NotedSwitch()
     runner = ModelRunner(replace(tiny("llama"), graphs=switch))  # type: ignore[arg-type]
     one, two = (Submit(id=id_, prompt=(5, 6, 7), max_tokens=9) for id_ in ("one", "two"))
     plans = [
@@ -144,9 +128,55 @@ def test_only_steps_that_decode_use_graphs(tiny: Tiny) -> None:
     runner.close()
 
 
+def test_a_step_beside_a_scorer_uses_graphs_and_so_does_its_look_ahead(tiny: Tiny) -> None:
+    """Chunks of the scored prompt come in all sizes."""
+    switch, scored = NotedSwitch(), list[tuple[str, bool]]()
+
+    class Noting(Scorer):
+        def _compute(self, *args: Any) -> None:
+            scored.append(("chunk", switch.off))
+            super()._compute(*args)
+
+        def _look_ahead(self, *args: Any) -> None:
+            scored.append(("look-ahead", switch.off))
+            super()._look_ahead(*args)
+
+        def _wait_for_chunks(self, sequence: Any, chunks: Any) -> None:
+            scored.append(("warm-up", switch.off))
+            super()._wait_for_chunks(sequence, chunks)
+
+    model = replace(tiny("llama"), graphs=switch)  # type: ignore[arg-type]
+    runner = ModelRunner(model, scorer=Noting(tiny("llama"), TOKENS, keep=0.5, min_tokens=LEAST))
+    runner.warm_up()
+    assert scored[0] == ("warm-up", True)
+    assert scored[-1] == ("warm-up", False), "of the look-ahead"
+    scored.clear()
+    passes, compute = list[bool](), runner._backend.compute
+
+    def noted(*args: Any, **named: Any) -> Any:
+        passes.append(switch.off)
+        return compute(*args, **named)
+
+    runner._backend.compute = noted  # type: ignore[method-assign]
+    loop = Looped(runner, prefill_tokens=200)
+    loop.submit(Submit("short", (1, 2, 3), max_tokens=40))
+    while not loop.tokens("short"):
+        loop.step()
+    passes.clear()
+    loop.submit(Submit("long", tuple(range(200)) * 2, max_tokens=1))
+    while loop.scheduler.statistics(0.0, runner.statistics()).spec_prefill.prompts == 0:
+        loop.step()
+    assert passes
+    assert not any(passes)
+    assert {("chunk", True), ("look-ahead", False)} == set(scored)
+    loop.run()
+    assert any(passes), "its own chunks"
+    runner.close()
+
+
 @pytest.mark.parametrize("in_graphs", [False, True])
 def test_steps_that_verify_drafts_use_them_where_that_was_found_to_be_faster(tiny: Tiny, in_graphs: bool) -> None:
-    switch = _Noted()
+    switch = NotedSwitch()
     prompt = (5, 6, 7, 8, 5, 6, 7, 8, 5, 6)
     during = list[bool]()
 
@@ -181,7 +211,7 @@ def test_the_warm_up_finds_how_steps_that_verify_are_faster(tiny: Tiny, graphs_s
                 ways.append(self.verifies_in_graphs)
                 now += graphs_s if self.verifies_in_graphs else 1.0
 
-    switch: Any = _Noted()
+    switch: Any = NotedSwitch()
     model = replace(tiny("llama"), graphs=switch)
     runner = Timed(model, clock=lambda: now, drafter=LookupDrafter())
     runner.warm_up()

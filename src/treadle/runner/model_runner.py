@@ -38,7 +38,7 @@ from .loading.model import LoadedModel, build_backend
 from .loading.step_costs import StepCosts, measure
 from .loading.warm_images import warm_up_images
 from .loading.warmup import warm_up, warm_up_pooling
-from .scoring.scorer import Scorer
+from .scoring.scorer import Scorer, looks_ahead
 from .settler import Settler
 from .step import RunningRow, Step
 from .step_builder import StepBuilder
@@ -115,7 +115,9 @@ class ModelRunner:
         if drafter is not None:
             drafter.warm_up()
         if self._scorer is not None:
-            self._scorer.warm_up()
+            with self._graphs(alike=False):
+                self._scorer.warm_up()
+            self._scorer.warm_up_look_ahead()
         if model.embedding.whole:
             warm_up_pooling(self, model.embedding.poolings[0])
         else:
@@ -203,11 +205,11 @@ class ModelRunner:
             step = self._builder.build(plan, self._clock(), before)
         self._started.append(step)
         try:
-            varied = plan.prefill or plan.encode or plan.score
-            with self._graphs(not varied and (self.verifies_in_graphs or not plan.verifies)):
+            with self._graphs(not plan.prefill and (self.verifies_in_graphs or not plan.verifies)):
                 self._launch(step, before)
-                if plan.score and self._scorer is not None:
-                    scored = [(self._rows[chunk.id], chunk) for chunk in plan.score if chunk.id in self._rows]
+            if plan.score and self._scorer is not None:
+                scored = [(self._rows[chunk.id], chunk) for chunk in plan.score if chunk.id in self._rows]
+                with self._graphs(all(looks_ahead(row, chunk) for row, chunk in scored)):
                     step.scoring = self._scorer.start(scored)
         except BaseException:
             self._started.pop()
@@ -340,8 +342,9 @@ class ModelRunner:
             memory.give_back()
 
     def _graphs(self, alike: bool) -> AbstractContextManager[None]:
-        """Let MLX use CUDA graphs for passes that are `alike`, where it can be told to: those of decode steps, if they
-        verify nothing or that was found to be faster, and of drafts."""
+        """Let MLX use CUDA graphs for passes that are `alike`, where it can be told to: those of sequences that decode
+        beside no prompt, if they verify nothing or that was found to be faster, those of drafts, and of a scorer's
+        look-ahead."""
         switch = self._model.graphs
         return nullcontext() if switch is None or alike else switch.single_launches()
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 import pytest
 
 from tests.runner.looped import Looped
+from tests.runner.noted_switch import NotedSwitch
 from tests.runner.vision.asked import Asked, Picture, VisionModel
 from treadle.core.messages import FinishReason, Image
-from treadle.core.plan import Admit, Encode, PrefillChunk, StepPlan
+from treadle.core.plan import Admit, DecodeRow, Encode, PrefillChunk, StepPlan
 
 ModelOf = Callable[[str], VisionModel]
 CAT, DOG = Picture(1), Picture(2, 1)
@@ -105,6 +107,35 @@ def test_cancels_at_each_stage_leave_nothing(model: VisionModel) -> None:
         features = model.runner.statistics().features
         assert (features.held, features.needed_bytes) == (0, 0)
         assert not model.runner._images._begun
+
+
+def test_sequences_that_decode_use_graphs_beside_an_image(model: VisionModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layers of a tower are launched one by one: they come in all sizes."""
+    switch, encoded, passes = NotedSwitch(), list[bool](), list[bool]()
+    runner = model.runner
+    monkeypatch.setattr(runner, "_model", replace(runner._model, graphs=switch))  # type: ignore[arg-type]
+    encode, compute = runner._images.encode, runner._backend.compute
+
+    def encoding(*args: Any) -> Any:
+        encoded.append(switch.off)
+        return encode(*args)
+
+    def computing(*args: Any, **named: Any) -> Any:
+        passes.append(switch.off)
+        return compute(*args, **named)
+
+    monkeypatch.setattr(runner._images, "encode", encoding)
+    monkeypatch.setattr(runner._backend, "compute", computing)
+    text, asked = model.ask("text", head=8).submit, model.ask("a", CAT, text=3)
+    prompt = PrefillChunk("text", 0, len(text.prompt) - 1)
+    runner.execute(StepPlan(step=1, admit=(Admit(text),), prefill=(prompt,), decode=(DecodeRow("text", 0),)))
+    plan = StepPlan(
+        step=2, admit=(Admit(asked.submit),), encode=(Encode("a", 0, 0, 5),), decode=(DecodeRow("text", 1),)
+    )
+    assert [row.id for row in runner.execute(plan).rows] == ["text"]
+    assert (encoded, passes) == ([True], [True, False])
+    for id_ in ("a", "text"):
+        runner.release(id_)
 
 
 def test_layers_without_those_before_them_send_their_row_back(model: VisionModel) -> None:

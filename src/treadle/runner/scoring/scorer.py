@@ -81,6 +81,11 @@ class ScoringStep:
     awaited: list[Any] = field(default_factory=list)
 
 
+def looks_ahead(row: RunningRow, chunk: ScoreChunk) -> bool:
+    """Whether a chunk has units of a row's look-ahead, and no tokens of its prompt but the last."""
+    return chunk.start >= len(row.request.prompt) - 1
+
+
 class Scorer:
     """Scores prompts with `model`, which shares its first `vocabulary` tokens with the served one: of those that have
     at least `min_tokens` a share of `keep` stays. The thread that builds it owns it. Raises ConfigError where there is
@@ -135,7 +140,7 @@ class Scorer:
         step, tokens = ScoringStep(), []
         for row, chunk in chunks:
             if (prompt := self._prompt(row, chunk, step)) is not None:
-                if chunk.start < prompt.length - 1:
+                if not looks_ahead(row, chunk):
                     tokens.append((prompt, chunk))
                 else:
                     with self._guarded([prompt], step):
@@ -272,6 +277,11 @@ class Scorer:
                 chunks.append(size)
         self._warm(chunks or [room.longest - 1], compare=True)
         self._chunks = tuple(self._timed(min(most or _TIMED[-1], room.longest - 1)))
+        self.reset()
+
+    def warm_up_look_ahead(self) -> None:
+        """Do what follows a prompt's chunks, for one of a single token. Leaves nothing behind."""
+        self._warm([1], compare=True)
         self.reset()
 
     def _timed(self, longest: int) -> Iterator[StepCost]:
