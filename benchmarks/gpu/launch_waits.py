@@ -1,7 +1,7 @@
 """Where the host waits when it starts a step behind one with a prompt's chunk, on a GPU.
 
     python benchmarks/gpu/launch_waits.py [--family gpt_oss] [--bits mxfp4] [--whole] [--rows 4] [--chunk 32 128 512]
-        [--turns 12] [--environment MLX_MAX_OPS_PER_BUFFER=300 ...] [--small]
+        [--turns 12] [--environment MLX_MAX_OPS_PER_BUFFER=300 ...] [--graphs] [--small]
 
 A model of `family_shapes`, with few layers or `--whole`, has random weights and runs in this process, as in a server's
 engine: each step is started before the last one is finished. In turns one step has a chunk of a long prompt beside the
@@ -9,7 +9,8 @@ rows that decode, and three have none. For the step with the chunk, the next one
 time from the end of the step before to its own, and how long starting it took the host, of that the parts: building
 the segments (build), columns and page tables (begin), the graph of the pass (graph), and handing all of it to the
 device (launch). Of a step that only decodes these are the same wherever it stands, unless something waits. The process
-is started once without and once for each of the environment's variables.
+is started once without and once for each of the environment's variables. With `--graphs` steps with chunks use CUDA
+graphs, too, which in a server they don't.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -146,6 +148,8 @@ def child(options: argparse.Namespace) -> None:
     runner = ModelRunner(model)
     if runner._backend.name != "paged" and not options.small:
         sys.exit(f"the model is not paged: {model.compute.summary()}")
+    if options.graphs:
+        runner._graphs = lambda alike: nullcontext()  # type: ignore[method-assign]
     length = min(model.context, 2 + sum(options.chunk) * options.turns)
     steps = Steps(runner, options.rows, length, model.vocabulary)
     for chunk in options.chunk:
@@ -168,6 +172,7 @@ def main() -> None:
     parser.add_argument("--chunk", type=int, nargs="*", default=[32, 128, 512])
     parser.add_argument("--turns", type=int, default=12)
     parser.add_argument("--environment", nargs="*", default=[], metavar="NAME=VALUE")
+    parser.add_argument("--graphs", action="store_true", help="of CUDA in all steps")
     parser.add_argument("--small", action="store_true", help="see that it works, on a CPU")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()

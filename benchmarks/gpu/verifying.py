@@ -1,6 +1,6 @@
 """What a step that verifies drafts waits for, on a GPU, and what would make it shorter.
 
-    python benchmarks/gpu/verifying.py [--family qwen3] [--bits 16] [--layers 36] [--rows 1 2 4] [--drafts 1 3 7]
+    python benchmarks/gpu/verifying.py [--family qwen3] [--bits 16] [--layers 36] [--rows 1 2 4] [--drafts 1 3 7 8]
         [--length 640] [--steps 24] [--early 1 4 12] [--few-rows 8 16] [--small]
 
 A model of `family_shapes` with random weights runs in this process. Nothing is prepared while a step verifies, so it
@@ -137,7 +137,7 @@ def main() -> None:
     parser.add_argument("--bits", default="16")
     parser.add_argument("--layers", type=int, default=36, help="of the model (0: as few as the shape has)")
     parser.add_argument("--rows", type=int, nargs="*", default=[1, 2, 4])
-    parser.add_argument("--drafts", type=int, nargs="*", default=[1, 3, 7])
+    parser.add_argument("--drafts", type=int, nargs="*", default=[1, 3, 7, 8])
     parser.add_argument("--length", type=int, default=640, help="tokens of a row's prompt")
     parser.add_argument("--steps", type=int, default=24, help="verifying steps of each way")
     parser.add_argument("--early", type=int, nargs="*", default=[1, 4, 12], help="layers, ascending")
