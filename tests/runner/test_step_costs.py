@@ -201,17 +201,18 @@ def test_a_warmed_up_runner_tells_what_drafts_take_and_holds_nothing(tiny: Tiny,
 class InTwoWays(Clocked):
     """Its steps take other times with CUDA graphs; those at some places fail."""
 
-    def __init__(self, graphs_s: float, fails: Sequence[int] = ()) -> None:
-        super().__init__(can=drafting())
+    def __init__(self, graphs_s: float, fails: Sequence[int] = (), unit_s: float = 1e-3) -> None:
+        super().__init__(step_s=unit_s, can=drafting())
         self.verifies_in_graphs = False
-        self._graphs_s, self._at = graphs_s, fails
+        self._ways_s, self._at = (unit_s, graphs_s * unit_s), fails
         self.turns: list[tuple[bool, int]] = []
 
     def execute(self, plan: StepPlan) -> StepResult:
-        if any(row.drafts for row in plan.decode):
+        verifies = any(row.drafts for row in plan.decode)
+        if verifies:
             self.turns.append((self.verifies_in_graphs, len(plan.decode)))
-            self._step_s = self._graphs_s if self.verifies_in_graphs else 1.0
-        self._fails = len(self.turns) in self._at
+            self._step_s = self._ways_s[self.verifies_in_graphs]
+        self._fails = verifies and len(self.turns) in self._at
         return super().execute(plan)
 
 
@@ -221,8 +222,8 @@ class InTwoWays(Clocked):
         (0.75, (), "CUDA graphs: with graphs a step takes 0.75 of the time without"),
         (0.97, (), "single launches: with graphs a step takes 0.97 of the time without"),
         (2.0, (), "single launches: with graphs a step takes 2.00 of the time without"),
-        (0.5, (1,), "single launches: steps with CUDA graphs could not be timed"),
-        (0.5, (10,), "single launches: steps with CUDA graphs could not be timed"),
+        (0.5, (1, 30), "CUDA graphs: with graphs a step takes 0.50 of the time without"),
+        (0.5, range(99), "single launches: steps with CUDA graphs could not be timed"),
     ],
 )
 def test_graphs_are_for_steps_that_verify_where_these_are_shorter(
@@ -235,6 +236,13 @@ def test_graphs_are_for_steps_that_verify_where_these_are_shorter(
     if not fails:
         assert {rows for _, rows in runner.turns} == {1, 4}
         assert sum(graphs for graphs, _ in runner.turns) == len(runner.turns) / 2
+
+
+def test_slow_steps_are_tried_both_ways_once() -> None:
+    runner = InTwoWays(0.5, unit_s=3.0)
+    assert choose_launches(runner, 64, 8, runner.clock).startswith("CUDA graphs")
+    assert runner.turns == [(False, 1), (True, 1)]
+    assert runner.now < 20
 
 
 def test_a_step_without_drafts_tells_nothing_of_graphs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,32 +66,38 @@ class Launching(Warmable, Protocol):
 
 
 def choose_launches(runner: Launching, most_rows: int, draft_tokens: int, clock: Clock) -> str:
-    """Let steps that verify drafts use CUDA graphs if these make them shorter: timed in turns of a few steps with and
-    without, of one sequence and of four. Return what was found, for people. Where a step could not be timed, graphs are
-    not used. Leaves nothing behind.
+    """Let steps that verify drafts use CUDA graphs if these make them shorter: timed for two seconds, in turns of a few
+    steps without and with, of one sequence and of four. Return what was found, for people; graphs are not used where
+    no step could be timed. Leaves nothing behind.
 
     A graph takes the host less than single launches, and the device begins later: which is longer depends on both.
     """
-    found: dict[bool, list[float]] = {False: [], True: []}
-    try:
-        for rows in sorted({1, min(_APART, most_rows)}):
-            for graphs in [False, True] * _TURNS:
-                runner.verifies_in_graphs = graphs
-                decoding = _Decoding(runner, rows, clock)
-                try:
-                    decoding.join()
-                    found[graphs].append(decoding.verifying_s(min(_TRIED_DRAFTS, draft_tokens)) or 0.0)
-                finally:
-                    decoding.leave()
-    except (_Failed, OutOfMemory):
-        found[True].append(0.0)
-    known = all([*found[False], *found[True]])
-    single, shared = sum(found[False]), sum(found[True])
-    runner.verifies_in_graphs = known and shared < _WORTH * single
-    if not known:
+    end, found = clock() + BUDGET_S, list[tuple[float, ...]]()
+    turns = sorted([1, min(_APART, most_rows)] * _TURNS)
+    while turns and (not found or clock() < end):
+        rows = turns.pop(0)
+        turn = tuple(_launched_s(runner, rows, draft_tokens, clock, graphs=graphs) for graphs in (False, True))
+        if all(turn):
+            found.append(turn)
+    single, shared = sum(turn[0] for turn in found), sum(turn[1] for turn in found)
+    runner.verifies_in_graphs = shared < _WORTH * single
+    if not found:
         return "single launches: steps with CUDA graphs could not be timed"
     chosen = "CUDA graphs" if runner.verifies_in_graphs else "single launches"
     return f"{chosen}: with graphs a step takes {shared / single:.2f} of the time without"
+
+
+def _launched_s(runner: Launching, rows: int, draft_tokens: int, clock: Clock, *, graphs: bool) -> float:
+    """Seconds of a step of `rows` sequences that verify a few drafts; 0 where none did."""
+    runner.verifies_in_graphs = graphs
+    decoding = _Decoding(runner, rows, clock)
+    try:
+        decoding.join()
+        return decoding.verifying_s(min(_TRIED_DRAFTS, draft_tokens)) or 0.0
+    except (_Failed, OutOfMemory):
+        return 0.0
+    finally:
+        decoding.leave()
 
 
 class _Decoding:
