@@ -188,7 +188,8 @@ def made(options: argparse.Namespace, changed: dict[str, Any], memory: int, rows
 
 
 def models(options: argparse.Namespace, rows: int) -> tuple[Any, Any]:
-    """The model and its scorer, whose steps are as long as in a server or have `--scored-tokens` at most."""
+    """The model and its scorer, whose steps are as long as in a server, and longer than the model's up to
+    `--scored-tokens` tokens."""
     from treadle.runner.loading import scorer
     from treadle.runner.loading.loader import load
 
@@ -233,7 +234,7 @@ def main() -> None:
     parser.add_argument("--keep", type=float, default=0.2)
     parser.add_argument("--beside", type=int, nargs="*", default=[0, 4], help="decoders")
     parser.add_argument("--prefill-tokens", type=int, default=2048)
-    parser.add_argument("--scored-tokens", type=int, default=8192, help="most tokens of a step of the scorer")
+    parser.add_argument("--scored-tokens", type=int, default=8192, help="up to which its steps may be longer")
     parser.add_argument("--scorer-memory", type=gib, default=gib("20"), help="GiB for the scorer's cache")
     parser.add_argument("--limit", type=float, default=0.0, help="seconds after which no cell begins (0: none)")
     options = parser.parse_args()

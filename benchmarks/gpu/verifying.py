@@ -7,7 +7,7 @@ A model of `family_shapes` with random weights runs in this process. Nothing is 
 takes its launches and the device's time one behind the other, as far as these don't overlap. Verifying steps are timed
 in turns of a few steps, as
 
-- `single`: each operation is launched by itself, as in a server. The device begins at once.
+- `single`: each operation is launched by itself. The device begins at once.
 - `graphs`: in CUDA graphs, which take the host less. MLX hands over the first one when it is full.
 - `early`: in graphs, where the residual stream behind the `--early` layers is evaluated first, so that the first graphs
   are short. A server takes this way or `single`, as its warm-up finds.
@@ -43,16 +43,16 @@ class Ways:
     def __init__(self, runner: Any) -> None:
         self._runner = runner
         selection = runner._backend._forward._selection
-        self._take = selection.take_pieces
-        selection.take_pieces = self._taken
+        self._take = selection.take_early
+        selection.take_early = self._taken
         self._early = True
 
     def use(self, name: str) -> None:
         self._runner.verifies_in_graphs, self._early = name != "single", name == "early"
 
     def _taken(self) -> Sequence[Any]:
-        pieces: Sequence[Any] = self._take()
-        return pieces if self._early else ()
+        early: Sequence[Any] = self._take()
+        return early if self._early else ()
 
 
 class Verifying:
@@ -126,6 +126,8 @@ def child(options: argparse.Namespace) -> None:
     runner = ModelRunner(model, drafter=LookupDrafter())
     if runner._backend.name != "paged":
         sys.exit(f"the model is not paged: {model.compute.summary()}")
+    if model.graphs is None and not options.small:
+        sys.exit("MLX has no switch for CUDA graphs here: all steps are launched in the same way")
     print(f"{model.compute.summary()}; our products up to {merged_linear.FEW_ROWS} rows", flush=True)
     measure(options, runner, model.vocabulary)
     runner.close()

@@ -18,7 +18,9 @@ class NotedSwitch:
         def counted() -> Iterator[None]:
             self.single += 1
             self.off = True
-            yield
-            self.off = False
+            try:
+                yield
+            finally:
+                self.off = False
 
         return counted()

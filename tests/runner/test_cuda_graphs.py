@@ -153,9 +153,9 @@ def test_a_step_beside_a_scorer_uses_graphs_and_so_does_its_look_ahead(tiny: Tin
     scored.clear()
     passes, compute = list[bool](), runner._backend.compute
 
-    def noted(*args: Any, **named: Any) -> Any:
-        passes.append(switch.off)
-        return compute(*args, **named)
+    def noted(segments: Any, *args: Any, **named: Any) -> Any:
+        passes.extend([switch.off] * bool(segments))
+        return compute(segments, *args, **named)
 
     runner._backend.compute = noted  # type: ignore[method-assign]
     loop = Looped(runner, prefill_tokens=200)
@@ -212,7 +212,7 @@ def test_the_warm_up_finds_how_steps_that_verify_are_faster(tiny: Tiny, graphs_s
                 now += graphs_s if self.verifies_in_graphs else 1.0
 
     switch: Any = NotedSwitch()
-    model = replace(tiny("llama"), graphs=switch)
+    model = replace(tiny("llama"), graphs=switch, details={})
     runner = Timed(model, clock=lambda: now, drafter=LookupDrafter())
     runner.warm_up()
     assert runner.verifies_in_graphs == ways[-1] == (graphs_s < 1)

@@ -95,7 +95,7 @@ class ModelRunner:
         self._trimmed = clock()
         self._costs = StepCosts()
         self.fast_forward = True
-        self.verifies_in_graphs = model.graphs is None
+        self.verifies_in_graphs = model.graphs is None  # without a switch MLX has decided
         if self._backend.name == "serial":
             reason = model.details.get("not batched", "it cannot be batched")
             _log.warning("%s decodes its requests one by one: %s; use another model to serve many", model.name, reason)
@@ -133,7 +133,7 @@ class ModelRunner:
         self.forget_prefixes()
 
     def _choose_launches(self, passes: Sequence[WarmPass]) -> None:
-        """Let steps that verify drafts use CUDA graphs where they are shorter so, and make those of the `passes`."""
+        """Let steps that verify drafts use CUDA graphs if that makes them shorter, and make the graphs of `passes`."""
         drafts = self._speculation.draft_tokens
         self._model.details["verifying steps"] = choose_launches(self, self._model.max_running, drafts, self._clock)
         if self.verifies_in_graphs:
@@ -354,10 +354,10 @@ class ModelRunner:
             sampled = None if before is None else before.sampled(self._put)
             hidden = bool(step.pooled) or step.observed
             done = step.computed = self._backend.compute(step.segments, sampled, hidden=hidden)
-            pieces, done.pieces = done.pieces, ()
+            early, done.early = done.early, ()
             if step.drafts and self.verifies_in_graphs:  # nothing is in flight, and the device waits for this step
-                for piece in pieces:
-                    mx.async_eval(piece)  # type: ignore[no-untyped-call]
+                for array in early:
+                    mx.async_eval(array)  # type: ignore[no-untyped-call]
             done.arrays += step.encoding
             if step.observed:
                 done.arrays += done.hidden.values()

@@ -51,14 +51,17 @@ def test_a_scorer_has_memory_for_one_prompt_of_full_length(folders: Path, scorer
     assert pair.target.details["scorer"].startswith("small (llama, ")
 
 
-def pages(**changed: Any) -> LoadedModel:
+def pages(context: int = 40_960, **changed: Any) -> LoadedModel:
     module = make("llama", **changed)
-    return loaded(module, paged(module))
+    return replace(loaded(module, paged(module)), context=context)
 
 
 @pytest.mark.parametrize(
     ("ratio", "asked", "fits", "longest"),
-    [(9, 2048, 0, 8192), (5, 2048, 0, 8192), (3.9, 2048, 0, 4096), (1.5, 2048, 0, 2048), (9, 2048, 512, 4096)],
+    [
+        *((9, 2048, 0, 8192), (4, 2048, 0, 8192), (3.9, 2048, 0, 4096), (1.5, 2048, 0, 2048), (9, 2048, 512, 2048)),
+        *((9, 8192, 0, 8192), (9, 16_384, 0, 16_384)),
+    ],
 )
 def test_steps_of_a_scorer_are_as_long_as_the_memory_of_the_models_allows(
     ratio: float, asked: int, fits: int, longest: int, monkeypatch: pytest.MonkeyPatch
@@ -67,7 +70,7 @@ def test_steps_of_a_scorer_are_as_long_as_the_memory_of_the_models_allows(
     target, scorer = pages(), pages()
     target = replace(target, choice=replace(target.choice, prefill_tokens=fits))
     monkeypatch.setattr(
-        loading, "pass_bytes", lambda _, module, tokens: 1000 * (ratio if module is target.module else 1)
+        loading, "pass_bytes", lambda _, module, tokens: tokens * (ratio if module is target.module else 1)
     )
     found = with_longer_steps(target, scorer, asked)
     config: Any = found.choice.config
@@ -78,9 +81,10 @@ def test_a_pass_of_a_small_model_takes_less_memory() -> None:
     big, small = pages(intermediate_size=4096), pages()
     assert with_longer_steps(big, small, 512).prefill_tokens >= 1024
     assert with_longer_steps(small, big, 512).prefill_tokens == 512
+    assert with_longer_steps(big, pages(context=600), 512).prefill_tokens == 512, "no prompt is longer"
 
 
-def test_steps_stay_as_they_are_where_memory_is_short_or_not_known(
+def test_steps_are_no_longer_than_the_models_where_memory_is_short(
     folders: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: Any) -> int:
@@ -88,10 +92,39 @@ def test_steps_stay_as_they_are_where_memory_is_short_or_not_known(
 
     target, scorer = pages(), pages()
     short = replace(scorer, choice=replace(scorer.choice, prefill_tokens=256))
-    for other in (short, load(folders / "scorer", **OPTIONS)):
-        assert with_longer_steps(target, other, 2048) is other
+    assert with_longer_steps(target, short, 2048).prefill_tokens == 256
+    long = replace(scorer, choice=replace(scorer.choice, prefill_tokens=2048))
+    shorter = replace(target, choice=replace(target.choice, prefill_tokens=512))
     monkeypatch.setattr(loading, "pass_bytes", fail)
-    assert with_longer_steps(target, scorer, 2048) is scorer
+    assert with_longer_steps(shorter, long, 2048).prefill_tokens == 512
+    other = load(folders / "scorer", **OPTIONS)
+    assert with_longer_steps(target, other, 2048) is other
+
+
+def test_a_scorer_is_loaded_for_longer_steps(
+    folders: Path, scorer: ScorerModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Than those that were asked for, also where it drafts, too."""
+    asked = list[tuple[str, int]]()
+
+    def noted(target: LoadedModel, scorer: LoadedModel, prefill_tokens: int) -> LoadedModel:
+        asked.append((scorer.name, prefill_tokens))
+        return scorer
+
+    monkeypatch.setattr(loading, "with_longer_steps", noted)
+    target = load(folders / "target", **OPTIONS)
+    load_scorer(target, scorer, {**OPTIONS, "prefill_tokens": 700})
+    load_scorer(target, scorer, OPTIONS, loaded=load(folders / "scorer", **OPTIONS))
+    assert asked == [("small", 700), ("small", 2048)]
+
+
+def test_windows_of_a_scorer_have_pages_beside_those_of_its_longest_prompt() -> None:
+    module = make("gemma3")
+    config = replace(paged(module), max_running=4, step_tokens=8192)
+    assert config.windows
+    budget = 1000 * config.page_bytes + config.most_window_bytes
+    assert config.with_memory(budget).pages >= 1000
+    assert config.with_memory(budget - config.most_window_bytes).pages < 1000
 
 
 def test_a_runner_tells_what_it_scores(folders: Path, scorer: ScorerModel) -> None:

@@ -102,8 +102,8 @@ class ForwardPass:
             for segment, end in zip(batch.segments, ends, strict=True)
             if segment.wants
         }
-        pieces = () if self._selection is None else self._selection.take_pieces()
-        return ForwardOutput(logits, places, pieces=pieces)
+        early = () if self._selection is None else self._selection.take_early()
+        return ForwardOutput(logits, places, early=early)
 
     def _run_with_hidden(self, batch: RaggedBatch, previous: Any | None) -> ForwardOutput:
         assert self._selection is not None, "the model's last norm is known"

@@ -147,7 +147,7 @@ class ForwardOutput:
     `logits` are (N, V), of which sequence `id` has rows `places[id]` as (first, count). `arrays` must be evaluated with
     whatever is computed from the logits. `refused` sequences were not computed and cannot go on; the values are
     reasons. `prefill_s` are seconds spent on prompts alone, where they had a pass of their own. `hidden` are hidden
-    states (n, W), by id, where they were asked for. `pieces` are arrays that may be evaluated before the others, in
+    states (n, W), by id, where they were asked for. `early` are arrays that may be evaluated before the others, in
     their order: the device begins earlier then.
     """
 
@@ -157,7 +157,7 @@ class ForwardOutput:
     refused: dict[str, str] = field(default_factory=dict)
     prefill_s: float | None = None
     hidden: dict[str, Any] = field(default_factory=dict)
-    pieces: Sequence[Any] = ()
+    early: Sequence[Any] = ()
 
 
 def joined_states(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:

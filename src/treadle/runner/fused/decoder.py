@@ -44,6 +44,9 @@ _OF_EXPERTS = 3
 """Dimensions of experts' weights."""
 _MIXERS = (FusedAttention, FusedLatentAttention, FusedDelta, FusedShortConvolution)
 _Mixer = FusedAttention | FusedLatentAttention | FusedDelta | FusedShortConvolution
+EARLY = (1, 4, 12)
+"""Layers behind which a pass may be handed to the device: MLX does so with every hundred launches, some nine layers,
+and a device without other work waits for the first hundred."""
 
 
 @dataclass(frozen=True)
@@ -75,11 +78,6 @@ class _Step:
             return None
         own = more or [norm(x) for norm in self.norms] or [y]
         return self.beside(own[0] if len(own) == 1 else tuple(own), x, None, computed)
-
-
-EARLY = (1, 4, 12)
-"""Layers behind which a pass may be handed to the device: MLX does so with every hundred launches, some nine layers,
-and a device without other work waits for the first hundred."""
 
 
 class FusedDecoder:
@@ -170,10 +168,10 @@ class FusedDecoder:
 
     def _kept(self, logits: Any, states: Sequence[Any], last: PagedLayer) -> Any:
         """Return `logits`. The last hidden `states` (T, D) of all tokens show when keys and values are written; those
-        of the pieces and in front of layers come before them."""
+        of early layers and in front of layers come before them."""
         *streams, last.written = states
         count, selection = len(self._early), self._selection
-        selection.pieces, tapped = streams[:count], streams[count:]
+        selection.early, tapped = streams[:count], streams[count:]
         if selection.keep is not None:
             selection.tapped = dict(zip(selection.layers, map(selection.kept_of, tapped), strict=True))
             selection.add(last.written)
@@ -197,7 +195,7 @@ class FusedDecoder:
     def _pass(
         self, tokens: Any, rows: Any | None, step: PagedPass, cache: Sequence[Any], injection: Injection | None = None
     ) -> tuple[Any, ...]:
-        """Logits of the tokens at `rows`, or of all, and hidden states (T, D) of all tokens: those of the pieces, those
+        """Logits of the tokens at `rows`, or of all, and hidden states (T, D) of all tokens: those behind EARLY layers,
         in front of layers that are tapped, and the last ones, computed from all keys and values, and from all recurrent
         states."""
         self._restart()

@@ -29,7 +29,8 @@ _APART = 4
 _TURNS = 3
 _TRIED_DRAFTS = 3
 _WORTH = 0.95
-"""Graphs are used if steps take less than this part of their time without: each size of a step has its own."""
+"""Graphs are used if steps take less than this part of their time without: each size of a step has graphs of its own,
+which take memory."""
 
 
 class _Failed(Exception):
@@ -66,22 +67,22 @@ class Launching(Warmable, Protocol):
 
 
 def choose_launches(runner: Launching, most_rows: int, draft_tokens: int, clock: Clock) -> str:
-    """Let steps that verify drafts use CUDA graphs if these make them shorter: timed for two seconds, in turns of a few
-    steps without and with, of one sequence and of four. Return what was found, for people; graphs are not used where
-    no step could be timed. Leaves nothing behind.
+    """Let steps that verify drafts use CUDA graphs if these make them shorter: timed for about two seconds, in turns of
+    a few steps without and with, of one sequence and of four. Return what was found, for people; graphs are not used
+    where no step could be timed. Leaves nothing behind.
 
     A graph takes the host less than single launches, and the device begins later: which is longer depends on both.
     """
-    end, found = clock() + BUDGET_S, list[tuple[float, ...]]()
-    turns = sorted([1, min(_APART, most_rows)] * _TURNS)
-    while turns and (not found or clock() < end):
+    end, least = clock() + BUDGET_S, dict[int, tuple[float, ...]]()
+    turns = [1, min(_APART, most_rows)] * _TURNS
+    while turns and (not least or clock() < end):
         rows = turns.pop(0)
         turn = tuple(_launched_s(runner, rows, draft_tokens, clock, graphs=graphs) for graphs in (False, True))
         if all(turn):
-            found.append(turn)
-    single, shared = sum(turn[0] for turn in found), sum(turn[1] for turn in found)
+            least[rows] = tuple(map(min, turn, least.get(rows, turn)))
+    single, shared = (sum(seconds[way] for seconds in least.values()) for way in (0, 1))
     runner.verifies_in_graphs = shared < _WORTH * single
-    if not found:
+    if not least:
         return "single launches: steps with CUDA graphs could not be timed"
     chosen = "CUDA graphs" if runner.verifies_in_graphs else "single launches"
     return f"{chosen}: with graphs a step takes {shared / single:.2f} of the time without"

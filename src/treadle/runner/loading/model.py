@@ -26,7 +26,7 @@ class LoadedModel:
     `kv_dtype` is the type of stored keys and values. No more than `max_running` sequences are expected. `draws` is the
     sampling kernel, and `lands` the readback of sampled tokens, where there are such; `masks` applies bitmasks of
     allowed tokens to logits. With `staged` small arrays reach the device through the staging buffer. `graphs` switches
-    CUDA graphs off for passes that do more than decode. `compute` is the compute path without its look-ahead, which the
+    CUDA graphs off for passes that come in many shapes. `compute` is the compute path without its look-ahead, which the
     backend knows. `embedding` says what vectors it gives. `layers` are the module's faster layers. A draft model beside
     it has `draft_budget_bytes` of cache memory. `vision` is its tower for images; where it should have one, `no_images`
     says why not. `details` are shown to people.

@@ -23,8 +23,8 @@ _log = logging.getLogger(__name__)
 SCORED_ROWS = 4
 """Prompts that are scored at the same time, at most."""
 LONGEST_STEP = 8192
-"""Tokens that a step scores at most: products of a small model fill a large device with so many."""
-_SAMPLE = 512
+"""Tokens up to which a scorer's steps are longer than the served model's: products of a small model fill a large device
+with so many."""
 _SPARE_TOKENS = 512
 """Tokens by which a cache is larger than the longest prompt: blocks that are not full, and the look-ahead."""
 SCORER = Role("spec_prefill", "scorer", "to prefill in part")
@@ -63,7 +63,7 @@ def load_scorer(
         asked=options.get("memory") is not None,
         role=SCORER,
         weight_bytes=None if loaded is None else 0,
-        bounds=(least, least + longest * scorer.kv.token_bytes),
+        bounds=(least, least + longest * scorer.kv.token_bytes + _window_bytes(scorer)),
     )
     pair.target.details["scorer"] = about(pair.draft)
     if scorer.context < target.context:
@@ -72,22 +72,31 @@ def load_scorer(
 
 
 def with_longer_steps(target: LoadedModel, scorer: LoadedModel, prefill_tokens: int) -> LoadedModel:
-    """Return the scorer for steps of up to LONGEST_STEP tokens, as long as these take no more memory than those of the
-    target, which compute up to `prefill_tokens` tokens: as few leave a large device idle in a small model's products.
-    Where either is not paged, or memory is short, it is returned as it is."""
+    """Return the scorer for steps twice or four times as long as those of the target, of up to `prefill_tokens` tokens,
+    if a pass takes no more memory than one of the target: as few tokens leave a large device idle in a small model's
+    products. Where either is not paged the scorer stays as it is, and where memory is short its steps are no longer
+    than the target's."""
     own, other = target.choice.config, scorer.choice.config
-    longest = least = min(prefill_tokens, target.prefill_tokens or prefill_tokens)
-    if not (isinstance(own, PagedConfig) and isinstance(other, PagedConfig)) or 0 < scorer.prefill_tokens < least:
+    least = min(prefill_tokens, target.prefill_tokens or prefill_tokens)
+    if not (isinstance(own, PagedConfig) and isinstance(other, PagedConfig)):
         return scorer
+    longest = min(least, scorer.prefill_tokens or least)
     try:
-        most, each = pass_bytes(own, target.module, _SAMPLE), pass_bytes(other, scorer.module, _SAMPLE)
+        most = pass_bytes(own, target.module, least)
+        for tokens in (2 * least, 4 * least):
+            fits = tokens <= min(LONGEST_STEP, scorer.context) and longest == tokens // 2
+            if fits and pass_bytes(other, scorer.module, tokens) <= most:
+                longest = tokens
     except OutOfMemory as error:
-        _log.info("the scorer's steps are as long as those of %s: %s", target.name, error)
-        return scorer
-    while 2 * longest <= LONGEST_STEP and 2 * longest * each <= least * most:
-        longest *= 2
+        _log.info("steps of the scorer have up to %d tokens: %s", longest, error)
     config = replace(other, step_tokens=longest)
     return replace(scorer, choice=replace(scorer.choice, config=config, prefill_tokens=longest))
+
+
+def _window_bytes(scorer: LoadedModel) -> int:
+    """Bytes of pages that layers with windows have beside those for all tokens."""
+    config = scorer.choice.config
+    return config.most_window_bytes if isinstance(config, PagedConfig) else 0
 
 
 def check_scored(target: LoadedModel, no_positions: str) -> None:

@@ -47,7 +47,7 @@ class Selection:
     Kept states are those behind the norm, or `before_norm`. With `layers`, in ascending order, the residual streams in
     front of these layers, which `tapped` has during a pass, stand before them, side by side.
 
-    `pieces` are arrays of the last pass that may be evaluated before the rest of it, in their order.
+    `early` are arrays of the last pass that may be evaluated before the rest of it, in their order.
     """
 
     rows: Any | None = None
@@ -58,12 +58,12 @@ class Selection:
     before_norm: bool = False
     layers: tuple[int, ...] = ()
     tapped: dict[int, Any] = field(default_factory=dict)
-    pieces: Sequence[Any] = ()
+    early: Sequence[Any] = ()
 
-    def take_pieces(self) -> Sequence[Any]:
-        """Return the pieces of the last pass, once."""
-        pieces, self.pieces = self.pieces, ()
-        return pieces
+    def take_early(self) -> Sequence[Any]:
+        """Return the early arrays of the last pass, once."""
+        early, self.early = self.early, ()
+        return early
 
     def take(self) -> Any:
         """Return the kept hidden states, once. Raises ValueError where the norm was not computed exactly once."""

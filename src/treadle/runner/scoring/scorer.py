@@ -268,15 +268,15 @@ class Scorer:
                 self._backend.release(prompt.sequence)
 
     def warm_up(self) -> None:
-        """Score a prompt in chunks of each usual size, and time some by themselves. Leaves nothing behind."""
-        most = self._model.prefill_tokens
-        sizes = sorted({*self._backend.chunk_sizes, most or 512})
-        room, chunks = self._room, list[int]()
-        for size in sizes:
-            if sum(chunks) + size < room.longest and size <= (most or size):
+        """Score a prompt in a chunk of the most tokens, and in as many of other usual sizes as fit behind it; time some
+        by themselves. Leaves nothing behind."""
+        longest, most = self._room.longest - 1, self._model.prefill_tokens
+        chunks = [min(longest, most or 512)]
+        for size in self._backend.chunk_sizes:
+            if sum(chunks) + size <= longest and (not most or size < most):
                 chunks.append(size)
-        self._warm(chunks or [room.longest - 1], compare=True)
-        self._chunks = tuple(self._timed(min(most or _TIMED[-1], room.longest - 1)))
+        self._warm(chunks, compare=True)
+        self._chunks = tuple(self._timed(min(longest, most or _TIMED[-1])))
         self.reset()
 
     def warm_up_look_ahead(self) -> None:

@@ -81,6 +81,11 @@ class PagedMemory:
             return self.pages
         return min(self.pages, self._most_pages(window))
 
+    @property
+    def most_window_bytes(self) -> int:
+        """Bytes of the most pages of layers with pages of their own."""
+        return sum(self._most_pages(window) * self.page_bytes_of(window) for window in self.windows)
+
     def with_memory(self, budget: int) -> Self:
         """This backend with as many pages as `budget` bytes hold. Cached states take half of it at most."""
         if self.recurrent is not None and self.max_running:
