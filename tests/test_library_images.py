@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.media.pictures import png
+from tests.media.pictures import picture, png
 from tests.support.aio import in_loop
 from tests.support.images import data_url
 from tests.support.tiny import make_tiny
@@ -22,6 +22,7 @@ from tests.support.vision_folder import FAMILY, make_vision_chat
 from tests.support.vision_reference import generate
 from treadle import Engine
 from treadle.errors import InvalidRequest, UnsupportedParameter
+from treadle.library.images import _png
 from treadle.media.decode import decode, open_image
 from treadle.media.pixels.families import plan_of, values_of, write_pixels
 from treadle.runner.mlxvlm.levels import values_of as looked_up
@@ -139,3 +140,11 @@ def embedding(reference: Any, ids: Sequence[int], images: Sequence[Any], pixels:
     states = reference.language_model.model(mx.array([ids]), **{name: getattr(given, name) for name in fields})
     last = np.array(states[0, -1])
     return last / np.linalg.norm(last)
+
+
+def test_grey_of_16_bits_is_sent_as_it_is_seen() -> None:
+    grey = picture(40, 30).convert("L")
+    deep = Image.fromarray(np.asarray(grey).astype(np.uint16) * 257)
+    assert deep.mode == "I;16"
+    sent = Image.open(io.BytesIO(_png(deep)))
+    assert np.array_equal(np.asarray(sent), np.asarray(grey.convert("RGB")))

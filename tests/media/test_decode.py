@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
+import struct
 import zlib
 from typing import Any
 
 import numpy as np
 import pytest
-from PIL import ExifTags, Image
+from PIL import ExifTags, Image, ImageOps
 
 from tests.media.pictures import animated, claimed_png, encoded, picture, png
 from treadle.errors import InvalidRequest
@@ -89,6 +91,17 @@ def test_images_are_turned_upright_by_their_exif(orientation: int) -> None:
     assert same(decode(opened), expected)
 
 
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
+def test_an_entry_of_another_type_does_not_keep_an_image_from_being_turned(kind: str) -> None:
+    """Orientation, and a maker whose name is a fraction."""
+    entries = struct.pack("<HHIHH", ExifTags.Base.Make, 5, 1, 38, 0) + struct.pack("<HHIHH", 0x0112, 3, 1, 6, 0)
+    exif = b"Exif\0\0II*\0" + struct.pack("<IH", 8, 2) + entries + bytes(4) + struct.pack("<II", 1, 3)
+    data = encoded(picture(20, 10), kind, exif=exif)
+    with pytest.raises((AttributeError, struct.error)):
+        ImageOps.exif_transpose(Image.open(io.BytesIO(data)))
+    assert decoded(data).size == (10, 20)
+
+
 def test_exif_that_can_not_be_read_turns_nothing() -> None:
     data = encoded(picture(20, 10), exif=b"Exif\0\0II*\0\xff\xff\xff\x7fgarbage")
     assert decoded(data).size == (20, 10)
@@ -144,6 +157,25 @@ def test_damage_at_random_places_is_a_refusal_or_an_image() -> None:
         except InvalidRequest as error:
             outcomes.add(type(error).__name__)
     assert outcomes == {"RGB", "InvalidRequest"}
+
+
+def test_damaged_pixels_of_png_are_refused_where_pillow_refuses_them() -> None:
+    """Its EXIF data may stand behind the pixels, and reading these to get there must not hide what is wrong with
+    them."""
+    whole, refused = png(64, 64), 0
+    for place in range(60, len(whole) - 20, 97):
+        data = bytearray(whole)
+        data[place] ^= 0x55
+        with Image.open(io.BytesIO(bytes(data))) as alone:
+            try:
+                alone.load()
+            except (OSError, SyntaxError):
+                refused += 1
+                with pytest.raises(InvalidRequest, match="is damaged"):
+                    upright_size(open_image(bytes(data), "", MOST))
+                with pytest.raises(InvalidRequest, match="is damaged"):
+                    decoded(bytes(data))
+    assert refused > 5
 
 
 def test_memory_errors_are_not_taken_for_damage(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 
 from tests.media.pictures import picture
 from tests.media.record_pixels import FILE, samples, settings_of
@@ -110,6 +111,24 @@ def test_narrow_images_have_the_pixels_of_their_plan(family: str, width: int, he
     levels = np.empty(plan.shape, np.uint8)
     write_pixels(settings, plan, picture(width, height), levels)
     assert levels.any()
+
+
+def test_a_thread_is_padded_to_no_more_pixels_than_an_image_may_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A square of 20,000 pixels took 1.6 GB, for an image of 138 bytes."""
+    settings = settings_of("LlavaImages", {"pads": True})
+    made, new = list[tuple[int, int]](), Image.new
+
+    def noted(mode: str, size: tuple[int, int], *more: Any) -> Image.Image:
+        made.append(size)
+        return new(mode, size, *more)
+
+    image, plan = new("RGB", (20_000, 1), (250, 0, 0)), plan_of(settings, 20_000, 1)
+    monkeypatch.setattr(Image, "new", noted)
+    levels = np.empty(plan.shape, np.uint8)
+    write_pixels(settings, plan, image, levels)
+    assert (8192, 8192) in made
+    assert max(max(size) for size in made) == 8192
+    assert np.ptp(levels) > 0, "the line is to be seen"
 
 
 def test_values_without_scale_and_mean_are_those_of_the_image() -> None:

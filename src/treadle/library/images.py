@@ -86,6 +86,8 @@ def _png(image: Any) -> bytes:
     """Return an image of Pillow as it is seen, in PNG, which loses nothing of RGB."""
     from PIL import ImageOps
 
+    from ..media.decode import eight_bits
+
     out = io.BytesIO()
-    ImageOps.exif_transpose(image).convert("RGB").save(out, "PNG", compress_level=1)
+    eight_bits(ImageOps.exif_transpose(image)).convert("RGB").save(out, "PNG", compress_level=1)
     return out.getvalue()

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 import numpy as np
-from PIL import ExifTags, Image, ImageFile, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageFile, UnidentifiedImageError
 
 from ..errors import InvalidRequest
 
@@ -30,6 +30,17 @@ MEDIA_TYPES = {
 UNTOLD = ("", "application/octet-stream", "binary/octet-stream", "image/*")
 """Media types that don't tell the format."""
 _TURNED = (5, 6, 7, 8)  # orientations of EXIF that exchange width and height
+_TRANSPOSED = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+"""How to make an image of an orientation upright. Pillow's own function writes the EXIF data anew, and fails where one
+of its entries is of another type than it should be."""
 
 T = TypeVar("T")
 
@@ -57,21 +68,22 @@ def open_image(data: bytes, media_type: str, most_pixels: int) -> Image.Image:
 
 
 def upright_size(image: Image.Image) -> tuple[int, int]:
-    """Return the width and height of the image as it is seen."""
+    """Return the width and height of the image as it is seen. Raises InvalidRequest for a damaged one."""
     width, height = image.size
     return (height, width) if _orientation(image) in _TURNED else (width, height)
 
 
 def decode(image: Image.Image) -> Image.Image:
     """Decode the first frame: upright, in RGB. Raises InvalidRequest for a damaged one."""
-    turned = _orientation(image) != 1
+    orientation = _orientation(image)
     _guarded(image.load)
-    if turned:
-        image = _guarded(lambda: ImageOps.exif_transpose(image))
-    return _guarded(lambda: _eight_bits(image).convert("RGB"))
+    upright = _TRANSPOSED.get(orientation)
+    if upright is not None:
+        image = _guarded(lambda: image.transpose(upright))
+    return _guarded(lambda: eight_bits(image).convert("RGB"))
 
 
-def _eight_bits(image: Image.Image) -> Image.Image:
+def eight_bits(image: Image.Image) -> Image.Image:
     """Return the image with the upper byte of levels of 16 bits, as Pillow itself reads colours of 16 bits. It converts
     grey ones so that all but the darkest are white."""
     if not image.mode.startswith("I"):
@@ -100,7 +112,10 @@ def _check_size(image: Image.Image, most_pixels: int) -> None:
 
 
 def _orientation(image: Image.Image) -> int:
-    """Return the orientation in the image's EXIF data; 1, upright, where there is none that can be read."""
+    """Return the orientation in the image's EXIF data; 1, upright, where there is none that can be read. Raises
+    InvalidRequest for a damaged PNG."""
+    if image.format == "PNG":
+        _guarded(image.load)  # EXIF data may stand behind the pixels: Pillow would load these, and lose their errors
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

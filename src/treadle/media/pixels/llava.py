@@ -49,7 +49,12 @@ def _middle(image: Image.Image, width: int, height: int) -> Image.Image:
 
 
 def _padded(image: Image.Image, settings: LlavaImages) -> Image.Image:
-    """Return the image in the middle of a square of the mean colour."""
+    """Return the image in the middle of a square of the mean colour; made smaller before, where that would have more
+    pixels than any image may have."""
+    most = math.isqrt(LARGEST_AREA)
+    if max(image.size) > most:
+        width, height = (max(1, edge * most // max(image.size)) for edge in image.size)
+        image = resized(image, width, height, settings.resample)
     side = max(image.size)
     red, green, blue = (int(level * 255) for level in settings.mean)
     square = Image.new("RGB", (side, side), (red, green, blue))
