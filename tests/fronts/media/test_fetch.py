@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import socket
+import ssl
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
+import httpcore
 import pytest
 
 from tests.media.pictures import png
 from tests.support.aio import in_loop
-from treadle.errors import InvalidRequest
+from treadle.errors import Busy, InvalidRequest
 from treadle.fronts.media import fetch
 from treadle.fronts.media.fetch import ImageFetcher, is_public, look_up
 
@@ -147,7 +150,17 @@ async def test_a_url_that_is_not_listed_is_not_even_looked_up(url: str, words: s
     "address",
     [
         *("127.0.0.2", "10.0.0.1", "172.16.0.1", "192.168.1.1", "169.254.169.254", "100.64.0.1", "0.0.0.0"),
-        *("::1", "::", "fe80::1", "fe80::1%eth0", "fd00::1", "::ffff:10.0.0.1", "::10.0.0.1", "64:ff9b::a00:1"),
+        *(
+            "::1",
+            "::",
+            "fe80::1",
+            "fe80::1%eth0",
+            "fd00::1",
+            "::ffff:10.0.0.1",
+            "::ffff:0:127.0.0.1",
+            "::10.0.0.1",
+            "64:ff9b::a00:1",
+        ),
         *("2002:a00:1::1", "2001:0:a00:1::1", "224.0.0.1", "ff02::1", "255.255.255.255", "198.18.0.1", "192.0.0.8"),
         *("192.88.99.1", "fec0::1", "64:ff9b:1::1", "no address"),
     ],
@@ -266,6 +279,71 @@ async def test_another_address_of_a_name_is_tried() -> None:
         assert (await fetcher.fetch("http://pics.example/a", "at"))[0] == DATA
         web.addresses["pics.example"] = ["127.0.0.9"]
         assert "the connection failed" in await refusal(fetcher, "http://pics.example/a")
+
+
+@in_loop
+async def test_an_address_that_does_not_answer_leaves_time_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with site(a=ok()) as web:
+        web.addresses["pics.example"] = ["192.0.2.1", "127.0.0.1"]
+        fetcher = web.fetcher(allows=lambda address: True)
+        connect, limits = fetcher._backend._inner.connect_tcp, list[float | None]()
+
+        async def connected(host: str, port: int, timeout: float | None = None, *more: Any) -> Any:
+            if host == "192.0.2.1":
+                limits.append(timeout)
+                raise httpcore.ConnectTimeout
+            return await connect(host, port, timeout, *more)
+
+        monkeypatch.setattr(fetcher._backend._inner, "connect_tcp", connected)
+        assert (await fetcher.fetch("http://pics.example/a", "at"))[0] == DATA
+        assert limits == [fetch.TOTAL_S / fetch.MAX_ADDRESSES]
+
+
+@in_loop
+async def test_certificates_are_read_once_and_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    context, threads = httpcore.default_ssl_context, list[str]()
+
+    def read() -> ssl.SSLContext:
+        threads.append(threading.current_thread().name)
+        return context()
+
+    monkeypatch.setattr(httpcore, "default_ssl_context", read)
+    fetcher = ImageFetcher(("pics.example",), lookup=Site(0, {}).look_up, ports={"http": 80, "https": 1})
+    for _ in range(2):
+        assert "not on the public internet" in await refusal(fetcher, "https://pics.example/a")
+    assert len(threads) == 1
+    assert threads[0] != threading.current_thread().name
+
+
+@in_loop
+async def test_slow_hosts_of_one_tenant_hold_up_nobody_elses_images() -> None:
+    goes = asyncio.Event()
+
+    async def slow(writer: asyncio.StreamWriter) -> None:
+        await goes.wait()
+        writer.write(ok())
+
+    async with site(slow=slow, a=ok()) as web:
+        fetcher = web.fetcher()
+        waiting = [asyncio.create_task(fetcher.fetch("http://pics.example/slow", "at", "one")) for _ in range(40)]
+        await asyncio.sleep(0.05)
+        assert (await fetcher.fetch("http://pics.example/a", "at", "other"))[0] == DATA
+        assert len(web.asked) == fetch.AT_ONCE_EACH + 1
+        goes.set()
+        assert {data for data, _ in await asyncio.gather(*waiting)} == {DATA}
+
+
+@in_loop
+async def test_waiting_for_others_is_no_fault_of_the_image() -> None:
+    async def slow(writer: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(1000)
+
+    async with site(slow=slow) as web:
+        fetcher = web.fetcher(total_s=0.3)
+        tasks = [asyncio.create_task(fetcher.fetch("http://pics.example/slow", "at", "one")) for _ in range(20)]
+        ends = await asyncio.gather(*tasks, return_exceptions=True)
+        assert sum(isinstance(end, Busy) for end in ends) >= 20 - 2 * fetch.AT_ONCE_EACH
+        assert all(isinstance(end, Busy | InvalidRequest) for end in ends)
 
 
 @in_loop

@@ -103,8 +103,8 @@ async def test_images_come_by_url_too() -> None:
         def __init__(self, hosts: Any) -> None:
             self.hosts = hosts
 
-        async def fetch(self, url: str, at: str) -> tuple[bytes, str]:
-            if self.hosts != ("pics.example",):
+        async def fetch(self, url: str, at: str, tenant: str = "") -> tuple[bytes, str]:
+            if self.hosts != ("pics.example",) or tenant != "t":
                 raise InvalidRequest("not allowed", param=at)
             return png(16, 16), "text/html" if url.endswith("html") else ""
 

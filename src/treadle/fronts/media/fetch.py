@@ -4,7 +4,8 @@
   a name that changes its address in between gains nothing.
 - One address that is not public refuses the name: of a mixed answer nobody knows which one will be taken.
 - A redirect is a new URL with the same checks.
-- Bytes, redirects and time are limited while the answer is read.
+- Bytes, redirects and time are limited while the answer is read. So is what one tenant fetches at once: hosts that
+  answer slowly hold up nobody else's images.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import asyncio
 import contextlib
 import ipaddress
 import socket
+import ssl
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any
 from urllib.parse import SplitResult, urljoin, urlsplit
@@ -22,10 +24,12 @@ import httpcore
 from ...errors import InvalidRequest
 from ...host_names import ANY, Address, address_of, host_of, matches
 from .needed import MAX_IMAGE_BYTES, too_large
+from .turns import FairTurns
 
 TOTAL_S = 10.0
 MAX_REDIRECTS = 3
 AT_ONCE = 16
+AT_ONCE_EACH = 8
 MAX_ADDRESSES = 4
 PORTS = {"http": 80, "https": 443}
 REDIRECTS = (301, 302, 303, 307, 308)
@@ -36,7 +40,7 @@ _NOT_PUBLIC = [
     for text in (
         *("192.0.0.0/24", "192.88.99.0/24"),
         # Each address of these stands for an IPv4 address: mapped, translated (NAT64), or tunnelled.
-        *("::/96", "64:ff9b::/96", "64:ff9b:1::/48", "2001::/32", "2002::/16"),
+        *("::/96", "::ffff:0:0:0/96", "64:ff9b::/96", "64:ff9b:1::/48", "2001::/32", "2002::/16"),
         *("fec0::/10", "3fff::/20", "5f00::/16"),
     )
 ]
@@ -61,11 +65,13 @@ async def look_up(host: str, port: int) -> Sequence[str]:
 
 
 class _CheckedBackend(httpcore.AsyncNetworkBackend):
-    """Connections to checked addresses of the names they are asked for."""
+    """Connections to checked addresses of the names they are asked for. Each address but the last gets `limit_s`
+    seconds."""
 
-    def __init__(self, lookup: Lookup, allows: Callable[[Address], bool]) -> None:
+    def __init__(self, lookup: Lookup, allows: Callable[[Address], bool], limit_s: float) -> None:
         self._lookup = lookup
         self._allows = allows
+        self._limit_s = limit_s
         self._inner = httpcore.AnyIOBackend()
 
     async def connect_tcp(
@@ -87,8 +93,8 @@ class _CheckedBackend(httpcore.AsyncNetworkBackend):
             raise _Refused("its host is not on the public internet")
         *others, last = (str(address) for address in addresses[:MAX_ADDRESSES])
         for address in others:
-            with contextlib.suppress(httpcore.ConnectError):
-                return await self._inner.connect_tcp(address, port, timeout, local_address, socket_options)
+            with contextlib.suppress(httpcore.ConnectError, httpcore.ConnectTimeout):
+                return await self._inner.connect_tcp(address, port, self._limit_s, local_address, socket_options)
         return await self._inner.connect_tcp(last, port, timeout, local_address, socket_options)
 
 
@@ -108,14 +114,17 @@ class ImageFetcher:
         self._hosts = tuple(host.lower() for host in hosts)
         self._total_s = total_s
         self._ports = PORTS if ports is None else ports
-        self._backend = _CheckedBackend(lookup, allows)
-        self._slots = asyncio.Semaphore(AT_ONCE)
+        self._backend = _CheckedBackend(lookup, allows, total_s / MAX_ADDRESSES)
+        self._turns = FairTurns(
+            AT_ONCE, AT_ONCE_EACH, total_s, "the server is busy: too many images wait to be fetched"
+        )
+        self._tls: ssl.SSLContext | None = None
 
-    async def fetch(self, url: str, at: str) -> tuple[bytes, str]:
+    async def fetch(self, url: str, at: str, tenant: str = "") -> tuple[bytes, str]:
         """Return the bytes at a URL, and their media type where it is not one of images. Raises InvalidRequest, with
-        `at` as its field."""
+        `at` as its field, and Busy where others take too long."""
         try:
-            async with asyncio.timeout(self._total_s), self._slots:
+            async with self._turns.turn(tenant), asyncio.timeout(self._total_s):
                 return await self._follow(url, at)
         except _Refused as refused:
             raise InvalidRequest(f"{at} can't be fetched: {refused}", param=at) from None
@@ -155,7 +164,11 @@ class ImageFetcher:
         """Return the bytes and the media type at a URL, or the URL that it redirects to."""
         parts = _split(url)
         port = self._ports[parts.scheme]
-        async with httpcore.AsyncConnectionPool(network_backend=self._backend, max_connections=1, retries=0) as pool:
+        if parts.scheme == "https" and self._tls is None:
+            self._tls = await asyncio.to_thread(httpcore.default_ssl_context)  # reading certificates takes 30 ms
+        async with httpcore.AsyncConnectionPool(
+            ssl_context=self._tls, network_backend=self._backend, max_connections=1, retries=0
+        ) as pool:
             target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
             assert parts.hostname is not None
             place = httpcore.URL(scheme=parts.scheme, host=parts.hostname, port=port, target=_ascii(target))

@@ -44,7 +44,7 @@ class Workers(Protocol):
 class Fetcher(Protocol):
     """Fetcher of images by URL (`fetch.ImageFetcher`)."""
 
-    async def fetch(self, url: str, at: str) -> tuple[bytes, str]: ...
+    async def fetch(self, url: str, at: str, tenant: str = "") -> tuple[bytes, str]: ...
 
 
 def _image_fetcher(hosts: Sequence[str]) -> Fetcher:
@@ -187,7 +187,7 @@ class ImageService:
     ) -> tuple[bytes, Pixels]:
         """Return the digest and the pixels of one image, which the caller holds."""
         assert self._workers is not None
-        data, media_type = (image.data, image.media_type) if not image.url else await self._fetch(image)
+        data, media_type = (image.data, image.media_type) if not image.url else await self._fetch(image, tenant)
         digest = await _digest(settings, salt, media_type, image.low, data)
         workers, most_bytes = self._workers, self._store.budget
         try:
@@ -207,10 +207,10 @@ class ImageService:
             param=at,
         )
 
-    async def _fetch(self, image: NeededImage) -> tuple[bytes, str]:
+    async def _fetch(self, image: NeededImage, tenant: str) -> tuple[bytes, str]:
         if self._fetcher is None:
             self._fetcher = self._make_fetcher(self._hosts)
-        return await self._fetcher.fetch(image.url, image.at)
+        return await self._fetcher.fetch(image.url, image.at, tenant)
 
     async def close(self) -> None:
         """End the image processes and remove all pixels."""
