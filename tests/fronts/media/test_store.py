@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.support.aio import in_loop
-from treadle.errors import Busy, InvalidRequest
+from treadle.errors import Busy, InvalidRequest, ServerStopping
 from treadle.fronts.media.store import PixelStore
 from treadle.media.pixels_memory import TABLE_BYTES, NoRoom, Pixels
 from treadle.text.images import Layout
@@ -151,6 +151,33 @@ async def test_one_who_leaves_does_not_take_the_image_from_another() -> None:
 
 
 @in_loop
+async def test_what_nobody_waits_for_any_more_is_not_made() -> None:
+    """Who asks for it then makes it anew."""
+    made, began, ended = Made(), list[str](), list[str]()
+    store = made.store()
+
+    async def slow() -> Pixels:
+        began.append("a")
+        try:
+            await asyncio.sleep(1000)
+        finally:
+            ended.append("a")
+        raise AssertionError
+
+    leaving = [asyncio.create_task(store.take(b"a", slow)) for _ in range(2)]
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    leaving[0].cancel()
+    await asyncio.gather(leaving[0], return_exceptions=True)
+    assert (began, ended) == (["a"], [])
+    leaving[1].cancel()
+    await asyncio.gather(leaving[1], return_exceptions=True)
+    assert (await store.take(b"a", lambda: made("a"))).name == "a"
+    assert (began, ended) == (["a"], ["a"])
+    await store.close()
+
+
+@in_loop
 async def test_an_error_that_nobody_waits_for_is_no_noise(caplog: Any) -> None:
     store = Made().store()
 
@@ -179,6 +206,6 @@ async def test_closing_ends_what_is_being_made() -> None:
     waiting = asyncio.create_task(store.take(b"a", never))
     await asyncio.sleep(0)
     await store.close()
-    with pytest.raises(asyncio.CancelledError):
+    with pytest.raises(ServerStopping):
         await waiting
     assert store.statistics() == {"kept": 0, "held_bytes": 0, "used_bytes": 0, "limit_bytes": 3 << 12, "hits": 0}

@@ -12,10 +12,11 @@ import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from ... import shared_memory
-from ...errors import Busy
+from ...errors import Busy, ServerStopping
 from ...media.pixels_memory import NoRoom, Pixels
 from ...text.work.fault_log import LimitedLog
 
@@ -36,6 +37,14 @@ class _Entry:
     users: int = 0
 
 
+@dataclass(eq=False)
+class _Preparation:
+    """Pixels that are being made, with the number of those who wait for them."""
+
+    task: asyncio.Task[None]
+    waiting: int = 0
+
+
 class PixelStore:
     """Pixels by digest. `budget` bytes are kept, those in use included; where they are all in use, more are refused.
     `unlink` removes the memory of one. `on_refused` is called for the metrics."""
@@ -54,7 +63,7 @@ class PixelStore:
         self._on_refused = on_refused
         self._log = LimitedLog(time.monotonic, log)
         self._entries: OrderedDict[bytes, _Entry] = OrderedDict()
-        self._preparing: dict[bytes, asyncio.Task[None]] = {}
+        self._preparing: dict[bytes, _Preparation] = {}
 
     @property
     def free_bytes(self) -> int:
@@ -62,16 +71,18 @@ class PixelStore:
         return self.budget - self.used_bytes
 
     async def take(self, digest: bytes, prepare: Callable[[], Awaitable[Pixels]]) -> Pixels:
-        """Return the pixels of this digest, and count one more user. `prepare` makes them where they are not there.
-        Raises StoreFull where they don't fit, and the errors of `prepare`."""
+        """Return the pixels of this digest, and count one more user. `prepare` makes them where they are not there, and
+        is cancelled once nobody waits for them. Raises StoreFull where they don't fit, ServerStopping, and the errors
+        of `prepare`."""
         self.hits += digest in self._entries or digest in self._preparing
         while (entry := self._entries.get(digest)) is None:
-            task = self._preparing.get(digest)
-            if task is None:
+            begun = self._preparing.get(digest)
+            if begun is None or begun.task.done():
                 task = asyncio.create_task(self._prepare(digest, prepare), name="treadle-image")
-                self._preparing[digest] = task
+                begun = self._preparing[digest] = _Preparation(task)
                 task.add_done_callback(_seen)
-            await asyncio.shield(task)
+                task.add_done_callback(partial(self._forget, digest))
+            await self._wait(digest, begun)
         self._entries.move_to_end(digest)
         if not entry.users:
             self.used_bytes += entry.pixels.size_bytes
@@ -88,26 +99,44 @@ class PixelStore:
 
     async def close(self) -> None:
         """Remove all pixels."""
-        for task in list(self._preparing.values()):
+        tasks = [begun.task for begun in self._preparing.values()]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._preparing.values(), return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         while self._entries:
             self._remove(next(iter(self._entries)))
 
-    async def _prepare(self, digest: bytes, prepare: Callable[[], Awaitable[Pixels]]) -> None:
+    async def _wait(self, digest: bytes, begun: _Preparation) -> None:
+        begun.waiting += 1
         try:
-            pixels = await self._made(prepare)
-            if pixels.size_bytes > self.free_bytes:
-                self._unlink(pixels.name)
-                self._on_refused()
-                raise StoreFull(
-                    "the server is busy: it holds too many images at once; try again in about 1 s", retry_after_s=1.0
-                )
-            self._evict(pixels.size_bytes)
-            self._entries[digest] = _Entry(pixels)
-            self.held_bytes += pixels.size_bytes
+            await asyncio.shield(begun.task)
+        except asyncio.CancelledError:
+            own = asyncio.current_task()
+            if begun.task.cancelled() and own is not None and not own.cancelling():
+                raise ServerStopping("the server is shutting down") from None
+            raise
         finally:
+            begun.waiting -= 1
+            if not begun.waiting and not begun.task.done():
+                begun.task.cancel()
+                self._forget(digest, begun.task)  # who comes now begins anew
+
+    def _forget(self, digest: bytes, task: asyncio.Task[None]) -> None:
+        begun = self._preparing.get(digest)
+        if begun is not None and begun.task is task:
             del self._preparing[digest]
+
+    async def _prepare(self, digest: bytes, prepare: Callable[[], Awaitable[Pixels]]) -> None:
+        pixels = await self._made(prepare)
+        if pixels.size_bytes > self.free_bytes:
+            self._unlink(pixels.name)
+            self._on_refused()
+            raise StoreFull(
+                "the server is busy: it holds too many images at once; try again in about 1 s", retry_after_s=1.0
+            )
+        self._evict(pixels.size_bytes)
+        self._entries[digest] = _Entry(pixels)
+        self.held_bytes += pixels.size_bytes
 
     async def _made(self, prepare: Callable[[], Awaitable[Pixels]]) -> Pixels:
         """Make pixels, again without those that are not in use where the machine has no room for them."""
