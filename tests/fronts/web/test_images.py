@@ -396,6 +396,28 @@ async def test_raw_prompts_take_no_images() -> None:
 
 
 @in_loop
+async def test_turns_are_left_out_with_their_images_where_a_response_may_cut() -> None:
+    """Those of all turns are too many for the context: the prompt has the images of the turns that are left."""
+    pictures = [png(64, 64, seed) for seed in range(20)]
+    given = [
+        turn({"type": "input_image", "image_url": data_url(data)}, {"type": "input_text", "text": f"No {i}."})
+        for i, data in enumerate(pictures)
+    ]
+    async with seeing(text=vision_text(1000)) as (f, seen):
+        body = {"model": "demo", "input": given, "max_output_tokens": 9}
+        refused = await f.post(RESPONSES, body)
+        assert (refused.status, refused.json["error"]["code"]) == (400, "context_length_exceeded")
+        found = await f.post(RESPONSES, {**body, "truncation": "auto"})
+        assert found.status == 200
+        (request,) = seen.requests
+        assert 0 < len(request.images) < 20
+        prompt = prompt_of(f, request)
+        assert "No 19." in prompt
+        assert "No 0." not in prompt
+        assert prompt.count(f"No {20 - len(request.images)}.") == 1
+
+
+@in_loop
 async def test_no_images_are_held_by_a_request_that_is_refused_later() -> None:
     store = PixelStore()
     async with seeing(images=inline_service(store=store), text=vision_text(200)) as (f, _):

@@ -33,7 +33,7 @@ from ..live_requests import LiveRequests
 from ..media.service import RequestImages
 from ..served_models import Models, ServedModel
 from ..service_tiers import tier_of
-from ..size_limits import UNKNOWN_MESSAGE_BYTES, body_bytes
+from ..size_limits import TRANSPORT_BYTES, body_bytes
 from ..strict_json import is_small, parse_json
 from ..tenants import web_arrival
 from .access_log import record_error, record_of
@@ -82,7 +82,7 @@ class RouteContext:
             limits = model.limits()
             return body_bytes(model.text(), limits.context, images=not limits.no_images)
         except EngineUnavailable:
-            return UNKNOWN_MESSAGE_BYTES  # the request will be refused
+            return TRANSPORT_BYTES  # the request will be refused
 
 
 async def with_body(

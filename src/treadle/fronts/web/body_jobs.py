@@ -204,8 +204,8 @@ class BodyPrompts:
         return self.request.prompts
 
     def size(self, text: TextView, limits: Limits) -> int:
-        places = self.request.image_places
-        check_images(places, text.images, limits.no_images or text.no_images, limits.context)
+        places, most = self.request.image_places, self._image_limits(limits).context
+        check_images(places, text.images, limits.no_images or text.no_images, most)
         size = self.request.size(text)
         if text.images is not None:
             size += text.images.typical_tokens * len(places)
@@ -219,12 +219,16 @@ class BodyPrompts:
         `Prompts.tokenize` does."""
         images = partial(self.images, params.cache_salt)
         tokenize = partial(self._tokenized, pool, limits, tenant)
-        async with with_images(tokenize, images, limits) as (found, held):
+        async with with_images(tokenize, images, self._image_limits(limits)) as (found, held):
             prompts = prompts_of(found, params, limits, self.param).with_images(held)
         self.request.prepared = prompts.prepared
         self.request.echoes = [_echo(*both) for both in zip(found.echoes, prompts.ids, strict=False)]
         self.body.release()
         return prompts
+
+    def _image_limits(self, limits: Limits) -> Limits:
+        """Return the limits of a prompt's images, some of which may be left out with their turns."""
+        return dataclasses.replace(limits, context=HOPELESS * limits.context) if self.request.cuts else limits
 
     async def _tokenized(self, pool: TextJobRunner, limits: Limits, tenant: str, layouts: Layouts) -> Tokenized:
         request = self.request

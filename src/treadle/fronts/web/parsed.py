@@ -79,8 +79,8 @@ class ParsedRequest(ABC):
     asks for; None for none. `service_tier`: the tier it asks for. `spellings`: the dialect's own names of the
     validator's fields. `least_tokens`: the smallest `max_tokens`. `outlined`: the size of a request whose content
     stayed in a text worker. `carried`: what the prompts need of the server's state, for the text worker; `layouts`:
-    those of the prompt's images, by their keys. `image_places`: the places of images in it. `prepared` and `echoes` are
-    set when the prompts are tokenized.
+    those of the prompt's images, by their keys. `image_places`: the places of images in it. `cuts`: turns are left out
+    of a prompt that the context does not hold. `prepared` and `echoes` are set when the prompts are tokenized.
     """
 
     kind: ClassVar[str]
@@ -100,6 +100,7 @@ class ParsedRequest(ABC):
     carried: bytes = b""
     layouts: Mapping[bytes, Layout] = {}
     image_places: Sequence[str] = ()
+    cuts: bool = False
     echoes: Sequence[Echo] = ()
     prepared: Prepared = NOTHING
     spellings: Mapping[str, str] = {}

@@ -105,7 +105,7 @@ class ParsedResponse(ParsedRequest):
         else:
             self._parse(value)
         self.params, self.model, self.stream = self.facts.params, self.facts.model, self.facts.stream
-        self.service_tier = self.facts.service_tier
+        self.service_tier, self.cuts = self.facts.service_tier, self.facts.cuts
 
     def _parse(self, value: dict[str, Any]) -> None:
         """Set `facts`, `items`, `options` and `variables` of a body's JSON."""
