@@ -12,8 +12,8 @@ MOST_BODY_BYTES = 64 << 20
 VARINT_BYTES = 5
 TEXT_BYTES = 12
 """Bytes of text to a token, at most, over a whole gRPC message: parsing a message holds the event loop."""
-UNKNOWN_MESSAGE_BYTES = 16 << 20
-"""Bytes of a gRPC message that the transport takes while no model is loaded."""
+TRANSPORT_BYTES = 16 << 20
+"""Bytes of a gRPC message that the transport takes: it has one limit, from before a model is loaded."""
 
 
 def body_bytes(model: TextView, context: int, *, images: bool = False) -> int:
@@ -27,11 +27,11 @@ def body_bytes(model: TextView, context: int, *, images: bool = False) -> int:
     return _bounded(context * model.longest_token * JSON_ESCAPE + OTHER_FIELDS_BYTES)
 
 
-def message_bytes(context: int | None, longest_token: int = VARINT_BYTES) -> int:
+def message_bytes(context: int | None, longest_token: int = VARINT_BYTES, *, images: bool = False) -> int:
     """Return the longest gRPC message: the context full of token ids or, as text, of long tokens, and the other fields.
-    Without a context, the transport's limit before one is known."""
-    if context is None:
-        return UNKNOWN_MESSAGE_BYTES
+    Without a context, as one is not known yet, and with `images` as long as the transport takes."""
+    if context is None or images:
+        return TRANSPORT_BYTES
     return min(MOST_BODY_BYTES, context * max(VARINT_BYTES, min(TEXT_BYTES, longest_token)) + OTHER_FIELDS_BYTES)
 
 

@@ -91,7 +91,7 @@ async def test_a_long_prompt_without_scores_is_not_refused_for_their_size() -> N
 def test_the_longest_message_follows_from_the_context() -> None:
     assert message_bytes(4096) == 4096 * 5 + OTHER_FIELDS_BYTES
     assert message_bytes(4096, 48) == 4096 * 12 + OTHER_FIELDS_BYTES
-    assert message_bytes(None) == 16 << 20
+    assert message_bytes(None) == message_bytes(4096, 48, images=True) == 16 << 20
 
 
 @in_loop

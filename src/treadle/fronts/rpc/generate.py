@@ -140,7 +140,11 @@ class ServiceContext:
         except EngineUnavailable:
             fits = message_bytes(self.settings.context)
         else:
-            fits = message_bytes(self.model.limits().context, text.longest_token)
+            limits = self.model.limits()
+            images = text.images is not None and not limits.no_images
+            if images and self.settings.max_body_bytes:
+                return self.settings.max_body_bytes
+            fits = message_bytes(limits.context, text.longest_token, images=images)
         return min(fits, self.settings.max_body_bytes or fits)
 
     def _check_length(self, message: Any) -> None:

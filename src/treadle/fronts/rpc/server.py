@@ -23,7 +23,7 @@ from ..authentication import Authenticator
 from ..connections import Connections
 from ..live_requests import ABORT_BYTES, LiveRequests
 from ..served_models import ServedModel
-from ..size_limits import message_bytes
+from ..size_limits import TRANSPORT_BYTES
 from . import health, mlx_wire, vllm_wire
 from .call_slots import CallSlots
 from .connection_census import ConnectionCensus
@@ -168,7 +168,7 @@ def _options(settings: Settings, max_connections: int | None, calls: int) -> Seq
         ("grpc.http2.max_ping_strikes", 0),
         ("grpc.keepalive_time_ms", 30_000),
         ("grpc.keepalive_timeout_ms", 10_000),
-        ("grpc.max_receive_message_length", settings.max_body_bytes or message_bytes(settings.context)),
+        ("grpc.max_receive_message_length", settings.max_body_bytes or TRANSPORT_BYTES),
         ("grpc.max_send_message_length", 4 * 1024 * 1024),
         ("grpc.experimental.tcp_max_read_chunk_size", READ_BYTES),
         ("grpc.so_reuseport", 0),
