@@ -52,7 +52,8 @@ class Machine:
 class Engine:
     """Runs `rows` sequences that never end. `accepts` is a row's chance that a draft is right, of `ready` ones that it
     has in each step, behind `match` matching tokens; `told` of them are tried for free by plain steps. A row that
-    `forgets` has none behind a plain step whose token is not the first of them."""
+    `forgets` has none behind a plain step whose token is not the first of them; one that `refuses` verifies none, as
+    if its grammar allowed none. The first steps that verify take `slow_s` longer."""
 
     machine: Machine
     rows: int
@@ -64,6 +65,8 @@ class Engine:
     match: int = 0
     lookahead: int = 1
     forgets: bool = False
+    refuses: bool = False
+    slow_s: list[float] = field(default_factory=list)
     now: float = 0.0
     tokens: int = 0
     ends: deque[tuple[StepPlan, float]] = field(default_factory=deque)
@@ -103,8 +106,11 @@ class Engine:
             return
         self.plans.append(plan)
         self.now += self.machine.host_s
-        tokens = sum(1 + decode.drafts for decode in plan.decode) + sum(chunk.count for chunk in plan.prefill)
+        drafts = 0 if self.refuses else sum(decode.drafts for decode in plan.decode)
+        tokens = len(plan.decode) + drafts + sum(chunk.count for chunk in plan.prefill)
         self._device_free = max(self.now, self._device_free) + self.machine.device(len(plan.decode), tokens)
+        if plan.verifies and self.slow_s:
+            self._device_free += self.slow_s.pop()
         self.ends.append((plan, self._device_free))
         if len(self.ends) > self.lookahead:
             self._finish()
@@ -122,6 +128,7 @@ class Engine:
         return self.scheduler.apply(plan, result)
 
     def _gain(self, plan: StepPlan, id_: str, drafts: int) -> RowTokens:
+        drafts = 0 if self.refuses else drafts
         accepted = self._accepted(id_, drafts)
         self.tokens += 1 + accepted
         ready = self.ready if plan.propose else 0

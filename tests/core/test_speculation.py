@@ -11,9 +11,9 @@ from tests.core.drafting import MOST, Engine, Machine
 from tests.core.drive import Bench
 from treadle.core.acceptance import FIRST, FIRST_MATCHED, Acceptance, MatchedAcceptance
 from treadle.core.capabilities import StepCost
-from treadle.core.draft_budget import NOTHING_READY
+from treadle.core.draft_budget import NO_ROOM, NOTHING_READY
 from treadle.core.messages import Submit
-from treadle.core.plan import DraftTrial, RowTokens, StepResult
+from treadle.core.plan import MAX_SCORED_TOKENS, DecodeRow, DraftTrial, Encode, RowTokens, StepPlan, StepResult
 from treadle.core.scheduler import Scheduler, SchedulerLimits
 from treadle.core.sequence import Sequence
 from treadle.core.speculation import Speculation
@@ -152,6 +152,62 @@ def test_a_run_that_gains_is_not_ended_for_a_trial_of_plain_steps_at_its_beginni
     assert 4 <= plain < 0.02 * 2000
 
 
+@pytest.mark.untraced
+@pytest.mark.parametrize("rows", [1, 8])
+@pytest.mark.parametrize("match", [0, 20, 40])
+def test_drafts_that_no_step_can_verify_are_like_wrong_ones(rows: int, match: int) -> None:
+    """Where a grammar allows none of them: steps in lock-step for nothing had two thirds of the rate, for good."""
+    budget = UNPREPARED.budget()
+    if not match:
+        Engine(UNPREPARED, rows, lambda _: 0.8, budget).run(300)  # others had chances
+    refusing = Engine(UNPREPARED, rows, lambda _: 0.5, budget, match=match, refuses=True)
+    assert refusing.run(3000) / plain_rate(UNPREPARED, rows, 400) > 0.98
+
+
+@pytest.mark.untraced
+def test_slow_steps_at_the_beginning_do_not_end_drafts_for_good() -> None:
+    """As where kernels were compiled: what looks as if nothing could be gained is tried again, if rarely."""
+    machine = Machine(0.002, lambda rows, tokens: max(0.010, 0.00004 * tokens))
+    engine = Engine(machine, 64, lambda _: 0.9, machine.budget(), slow_s=[0.3, 0.3])
+    engine.run(20)
+    assert not engine.budget.could_gain(64)
+    engine.run(12_000)
+    assert sum(plan.verifies for plan in engine.plans[-200:]) > 150
+
+
+@pytest.mark.untraced
+@pytest.mark.parametrize("rows", [200, 300, 520])
+def test_a_step_of_many_sequences_verifies_what_there_is_room_for(rows: int) -> None:
+    machine = Machine(0.003, lambda rows, tokens: 0.020 + 0.000006 * tokens)
+    engine = Engine(machine, rows, lambda _: 0.85, machine.budget())
+    rate = engine.run(300)
+    most = max(sum(row.drafts for row in plan.decode) for plan in engine.plans)
+    assert most == max(0, MAX_SCORED_TOKENS - rows)
+    assert rate / plain_rate(machine, rows, 100) > (1.05 if most else 0.98)
+    assert (engine.budget.reason == NO_ROOM) == (not most)
+
+
+def test_no_draft_is_asked_for_that_could_not_count() -> None:
+    """Behind the last token but one of an answer there is none."""
+    seq = Sequence.of(Submit("a", (1, 2), 3), order=0, now=0.0)
+    seq.ready = 8
+    budget = MEMORY_BOUND.budget()
+    assert len(budget._chances(seq, in_flight=False)) == 2
+    seq.tokens.append(5)
+    assert len(budget._chances(seq, in_flight=False)) == 1
+    seq.tokens.append(5)
+    assert budget._chances(seq, in_flight=False) == []
+
+
+def test_steps_that_encode_images_teach_nothing_of_decoding() -> None:
+    speculation = Speculation(budget := MEMORY_BOUND.budget(), lookahead=True, resolved=False)
+    before = budget.costs.plain_s(1)
+    for step in range(20):
+        plan = StepPlan(step, decode=(DecodeRow("a", step),), encode=(Encode("b", 0, step, 1),))
+        speculation.planned(plan, float(step), follows=True)
+    assert budget.costs.plain_s(1) == before
+
+
 def test_drafts_that_are_computed_when_asked_for_need_not_follow_the_token_in_flight() -> None:
     """Those that were looked up must: the step in flight samples the first of them."""
     chosen = {}
@@ -253,7 +309,7 @@ def test_statistics_say_what_was_verified_and_why_nothing_is() -> None:
     found = engine.scheduler.statistics(engine.now, RunnerStatistics()).speculation
     assert found.reason == "4 sequences would gain nothing, whatever is accepted"
     none = Scheduler(SchedulerLimits(1, 512)).statistics(0.0, RunnerStatistics()).speculation
-    assert none == SpeculationStatistics()
+    assert none == SpeculationStatistics(reason="what drafts cost could not be measured in the warm-up")
 
 
 def test_an_output_says_how_many_of_its_tokens_were_drafted() -> None:
@@ -342,6 +398,15 @@ def test_costs_are_interpolated_by_drafts_and_rows_and_grow_beyond_the_largest()
     assert costs.verifying_s(2, 4) == 6.0  # between 4 and 8
     assert costs.verifying_s(5, 0) == 6.0
     assert VerifyCosts(plain[:1], verifying[:1]).plain_s(9) == 1.0
+
+
+def test_a_number_of_rows_that_was_measured_without_drafts_alone_tells_nothing_of_these() -> None:
+    """As where the time of the warm-up was over: its drafts would cost nothing."""
+    plain = [StepCost(1, 1, 1.0), StepCost(4, 4, 1.0), StepCost(16, 16, 1.0)]
+    verifying = [StepCost(1, 1, 1.0), StepCost(1, 8, 2.0), StepCost(4, 4, 1.0), StepCost(4, 32, 5.0)]
+    half = VerifyCosts(plain, [*verifying, StepCost(16, 16, 1.5)])
+    assert half.verifying_s(16, 112) > 10.0
+    assert VerifyCosts(plain, [StepCost(1, 1, 1.5)]).verifying_s(1, 8) == 1.5
 
 
 def test_a_cost_is_at_most_that_of_a_larger_step() -> None:

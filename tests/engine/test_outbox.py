@@ -20,6 +20,7 @@ from treadle.core.messages import (
     StepReport,
     Stopped,
     TokenLogprob,
+    WaitReason,
 )
 from treadle.core.statistics import EngineStatistics
 from treadle.engine import outbox
@@ -54,6 +55,9 @@ def _histories() -> st.SearchStrategy[list[StepReport]]:
                         cached_tokens=draw(st.none() | st.integers(0, 9)),
                         scored_tokens=draw(st.none() | st.integers(0, 9)),
                         kept_tokens=draw(st.none() | st.integers(0, 9)),
+                        drafted=draw(st.integers(0, 9)),
+                        accepted=draw(st.integers(0, 9)),
+                        waits_for=draw(st.none() | st.sampled_from(WaitReason)),
                         finish=finish,
                     )
                 )
@@ -70,7 +74,7 @@ def _seen(reports: list[StepReport]) -> dict[str, tuple[object, ...]]:
     """Return the resulting state of each sequence at the client."""
     known: dict[str, list[object]] = {}
     for output in (output for report in reports for output in report.outputs):
-        row = known.setdefault(output.id, [0, 0.0, (), (), None, None, [], (), None, None])
+        row = known.setdefault(output.id, [0, 0.0, (), (), None, None, [], (), None, None, 0, 0, None])
         row[0] += output.admitted  # type: ignore[operator]
         row[1] += output.wait_s  # type: ignore[operator]
         row[2] += output.tokens  # type: ignore[operator]
@@ -80,6 +84,9 @@ def _seen(reports: list[StepReport]) -> dict[str, tuple[object, ...]]:
         row[8] = row[8] if output.scored_tokens is None else output.scored_tokens
         row[9] = row[9] if output.kept_tokens is None else output.kept_tokens
         row[7] += output.prompt_logprobs  # type: ignore[operator]
+        row[10] += output.drafted  # type: ignore[operator]
+        row[11] += output.accepted  # type: ignore[operator]
+        row[12] = row[12] if output.waits_for is None else output.waits_for
         if output.finish:
             row[6].append(output.finish)  # type: ignore[attr-defined]
     return {key: tuple(row) for key, row in known.items()}

@@ -25,6 +25,7 @@ from itertools import accumulate
 from math import inf
 
 from .acceptance import MatchedAcceptance
+from .plan import MAX_SCORED_TOKENS
 from .sequence import Sequence
 from .verify_costs import VerifyCosts
 
@@ -36,7 +37,10 @@ RUN_CREDIT_STEPS = 5.0  # that a run may lose of what it has gained
 PLAIN_TRIAL_STEPS = 4  # the first of them waits for the step before
 FIRST_ENDS = 0.125  # of steps that verify are the last of their run, before anything is known
 FORGET = 0.9  # weight of the past against each new step
+DOUBTFUL_TRIALS = 4.0  # times the credit that a trial costs, for one that could not pay by what is known
 NOTHING_READY = "no tokens are proposed"
+NOTHING_MEASURED = "what drafts cost could not be measured in the warm-up"
+NO_ROOM = "the step has no room for more tokens"
 NOTHING_KNOWN = "it is not known yet whether proposed tokens are right"
 _MOST_CREDIT_S = 1.0
 _LEAST_COST = 0.1  # of a plain step: what a trial counts where it is no slower
@@ -100,7 +104,7 @@ class DraftBudget:
 
     def proposes(self, rows: int) -> bool:
         """Whether drafts are worth having where `rows` sequences decode."""
-        if self.could_gain(rows):
+        if self.could_gain(rows) or self._affords_doubtful(rows):
             return True
         self.reason = f"{rows} sequences would gain nothing, whatever is accepted"
         return False
@@ -146,6 +150,10 @@ class DraftBudget:
             return self._refused(rows, bound, offers)
         drafts = [(chance, -place, seq) for seq, chances in offers.items() for place, chance in enumerate(chances)]
         drafts.sort(key=lambda draft: draft[:2], reverse=True)
+        del drafts[max(0, MAX_SCORED_TOKENS - rows) :]
+        if not drafts:
+            self.verifies, self.reason = False, NO_ROOM
+            return {}
         gain, count = self._best(rows, [chance for chance, _, _ in drafts])
         if gain < GAIN:
             return self._refused(rows, gain, offers)
@@ -196,7 +204,7 @@ class DraftBudget:
         """Return for each draft of `seq` that can be verified the chance that it is accepted. A step `in_flight`
         samples the first of those that were looked up; others are computed behind its token."""
         sampled = int(in_flight and seq.match > 0)
-        count = min(seq.ready, self.most + sampled)
+        count = min(seq.ready, min(self.most, seq.draftable_tokens) + sampled)
         return (seq.acceptance or self.usual).of(seq.match).reached(count)[sampled:]
 
     def _bound(self, rows: int, chance: float, ends: float) -> float:
@@ -236,15 +244,22 @@ class DraftBudget:
 
     def _try_drafts(self, rows: int, offers: dict[Sequence, list[float]]) -> dict[Sequence, int]:
         """Return a few drafts of the sequences whose last ones are the oldest, where there is credit for them and more
-        drafts could pay. A run that goes on pays for its end but once."""
+        drafts could pay, or what is known of their costs may be out of date. A run that goes on pays for its end but
+        once."""
         left_s = self._credit_s - self._run.lost_s - self.costs.refill_s(rows)
         count = TRIAL_TOKENS if slower_s(self.costs, rows, TRIAL_TOKENS) <= left_s else 1
-        if slower_s(self.costs, rows, count) > left_s or not self.could_gain(rows):
+        if slower_s(self.costs, rows, count) > left_s or not (self.could_gain(rows) or self._affords_doubtful(rows)):
             return {}
         self._trial = True
         oldest = sorted(offers, key=lambda seq: seq.last_verified)[:count]
         drafts = sorted((place, i) for i, seq in enumerate(oldest) for place in range(len(offers[seq])))
         return Counter(oldest[i] for _, i in drafts[:count])
+
+    def _affords_doubtful(self, rows: int) -> bool:
+        """Whether there is credit for a trial of drafts that could not pay by what is known: only trials correct that,
+        and a busy machine may have made it look so."""
+        cost_s = slower_s(self.costs, rows, 1) + self.costs.refill_s(rows)
+        return self._credit_s - max(0.0, self._run.lost_s) >= DOUBTFUL_TRIALS * cost_s
 
     def _tries_plain(self, rows: int, gain: float) -> bool:
         """Begin a few plain steps, where there is credit for what they take longer."""

@@ -270,8 +270,7 @@ class PlanBuilder:
     def _drafts(self, seq: Sequence, most: int, budget: BlockBudget) -> int:
         """Allocate blocks for at most `most` draft tokens from what all others have left; return their number."""
         held = seq.num_computed_tokens + 1
-        missing = seq.request.max_tokens - seq.position - 1
-        drafts = min(most, missing, budget.capacity(held))
+        drafts = min(most, seq.draftable_tokens, budget.capacity(held))
         budget.allocate(held, drafts)
         return drafts
 

@@ -154,6 +154,11 @@ class Sequence:
         """Whether it is not known yet which part of its prompt is kept."""
         return self.sparse is not None and self.sparse.chosen is None
 
+    @property
+    def draftable_tokens(self) -> int:
+        """Draft tokens that it could gain behind the next one, if all in flight are accepted."""
+        return max(0, self.request.max_tokens - self.position - 1)
+
     def leave_out(self, sparse: SparsePrompt | None) -> None:
         """Prefill what `sparse` keeps of its prompt; all of it without."""
         self.sparse = sparse

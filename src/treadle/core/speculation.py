@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from .draft_budget import DraftBudget
+from .draft_budget import NOTHING_MEASURED, DraftBudget
 from .inflight_step import InFlightStep
 from .plan import StepPlan
 from .preemption import DecodeDemand
@@ -103,7 +103,7 @@ class Speculation:
     def planned(self, plan: StepPlan, now: float, *, follows: bool) -> None:
         """Learn how long the plan before took, as `plan` has been made."""
         before, self._timed = self._timed, None
-        if self._budget is None or plan.prefill or plan.admit or plan.score:
+        if self._budget is None or plan.prefill or plan.admit or plan.score or plan.encode:
             return
         verifies = plan.verifies
         self._steps += verifies
@@ -126,6 +126,11 @@ class Speculation:
             self._budget.observe_gain(accepted)
         self.tried(seq, match, accepted if ended else drafted, accepted)
 
+    def missed(self, seq: Sequence, match: int) -> None:
+        """Learn that a step verified none of the drafts that it had room for, as none was proposed or a grammar allowed
+        none: no more is gained by such drafts than by wrong ones."""
+        self.tried(seq, match, 1, 0)
+
     def tried(self, seq: Sequence, match: int, drafted: int, accepted: int) -> None:
         """Learn what became of `drafted` draft tokens behind `match` matching ones."""
         if self._budget is not None and drafted:
@@ -134,7 +139,7 @@ class Speculation:
     def statistics(self) -> SpeculationStatistics:
         """Return a snapshot."""
         if self._budget is None:
-            return SpeculationStatistics()
+            return SpeculationStatistics(reason=NOTHING_MEASURED)
         if self._chances.outcomes != self._budget.outcomes:
             self._chances = _chances_of(self._budget)
         return SpeculationStatistics(

@@ -84,6 +84,8 @@ class StepAccounting:
             self._speculation.verified(seq, match, gained.drafted, accepted, ended=finish is not None)
             out.drafted += gained.drafted
             out.accepted += accepted
+        elif drafts:
+            self._speculation.missed(seq, match)
         if seq.state is State.PREFILL:
             seq.on(Event.PROMPT_DONE)
             self._counters.prompt_tokens += 1  # the last one was fed as a decode row

@@ -20,8 +20,9 @@ class VerifyCosts:
 
     A step takes no longer than one of as many rows and tokens or more: where one was measured so, the machine was busy.
     Costs between measured ones are interpolated, by the draft tokens of a number of rows and then by the rows. Beyond
-    the largest ones they grow as they did last. Two scales follow the steps of the server, whose sequences are longer
-    than those of the warm-up, and whose host and device may have more to do.
+    the largest ones they grow as they did last. A number of rows of which only one was measured, as the time was over,
+    tells nothing of what drafts cost beside others that do. Two scales follow the steps of the server, whose sequences
+    are longer than those of the warm-up, and whose host and device may have more to do.
     """
 
     def __init__(self, plain: Iterable[StepCost], verifying: Iterable[StepCost]) -> None:
@@ -29,7 +30,8 @@ class VerifyCosts:
         drafts: dict[int, list[tuple[int, float]]] = {}
         for cost in _least(tuple(verifying)):
             drafts.setdefault(cost.rows, []).append((cost.tokens - cost.rows, cost.seconds))
-        self._rows = sorted(drafts)
+        telling = [rows for rows, points in drafts.items() if len(points) > 1]
+        self._rows = sorted(telling or drafts)
         self._lines = [_Line(drafts[rows]) for rows in self._rows]
         self._verifying = cache(self._interpolated)
         self._plain_scale = _Scale()

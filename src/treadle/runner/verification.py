@@ -93,10 +93,12 @@ class Speculation:
         """Return the drafts of those of `decodes` that may verify some: so many that there is memory for the logits of
         all. `least` is the least number of forced tokens that are taken at once."""
         asked = [(rows[one.id], one, most) for one in decodes if one.id in rows and (most := self._most(rows, one)) > 0]
-        each = (MAX_SCORED_TOKENS - len(decodes)) // max(1, len(asked))
-        if not asked or self.drafter is None or each <= 0:
+        room = MAX_SCORED_TOKENS - len(decodes)
+        if not asked or self.drafter is None or room < len(asked):
             return {}
-        counts = [min(most, each) for _, _, most in asked]
+        counts = [most for _, _, most in asked]
+        if sum(counts) > room:
+            counts = [min(most, room // len(asked)) for most in counts]
         proposed = self.drafter.propose([row for row, _, _ in asked], counts)
         if self.fills:
             proposed = [[*tokens, *[0] * (count - len(tokens))] for tokens, count in zip(proposed, counts, strict=True)]

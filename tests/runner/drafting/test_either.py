@@ -117,3 +117,11 @@ def test_a_row_that_is_released_begins_anew_and_everything_reaches_both() -> Non
     both.reset()
     both.close()
     assert free.calls == costly.calls == ["a", "warm_up", "reset", "close"]
+
+
+def test_a_trial_of_one_that_has_left_leaves_nothing() -> None:
+    free, costly = Fake("free", 1), Fake("costly", 2)
+    either = Either(free, costly)
+    free.trials = [DraftTrial("gone", 2, 1, 3)]
+    either.follow([], 0.1)
+    assert either._records == {}

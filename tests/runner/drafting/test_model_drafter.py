@@ -273,3 +273,17 @@ def test_the_warm_up_leaves_nothing(tiny: Tiny, kind: str) -> None:
     assert made.token_s > 0
     assert (made.statistics().kv_bytes, made.statistics().prefix.held) == (0, 0)
     made.close()
+
+
+def test_a_row_that_is_ready_fits_into_a_proposal(tiny: Tiny) -> None:
+    """With chunks that are shorter than what a fast model might leave to a proposal's first pass."""
+    model = tiny("llama")
+    made = drafter(replace(model, choice=replace(model.choice, prefill_tokens=100)))
+    made.token_s = 1e-4
+    row = Row("a", list(range(40)) * 5)
+    for _ in range(40):
+        made.follow([row], 1.0)
+        if made.ready(row):
+            assert len(made.propose([row], [4])[0]) == 4
+            return
+    raise AssertionError("it is never ready")

@@ -79,7 +79,8 @@ class Either:
             self._record(row.id).resolve(row)
         trials = self._free.follow(rows, seconds)
         for trial in trials:
-            self._record(trial.id).add(_Source.FREE, trial.accepted, trial.accepted < trial.drafted)
+            if (record := self._records.get(trial.id)) is not None:  # else it has left
+                record.add(_Source.FREE, trial.accepted, trial.accepted < trial.drafted)
         others = self._costly.follow(rows, seconds)
         costly = {row.id for row in rows if self._costly.ready(row) and not self._prefers_free(row)}
         return [*(trial for trial in trials if trial.id not in costly), *others]

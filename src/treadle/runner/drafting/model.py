@@ -112,7 +112,7 @@ class ModelDrafter:
         self._failed = FailedRows(self._passes, self._backend, self._forget, "the draft model")
         self._free = self._backend.free_blocks()
         self.token_s = 0.0
-        self._ready_backlog = READY_BACKLOG
+        self._ready_backlog = min(READY_BACKLOG, self._most_chunk - 1)
         self._debt_s = 0.0
         self._asked = True
         self._asking = 1.0  # the share of steps that ask for proposals: until it is known they may
@@ -148,7 +148,8 @@ class ModelDrafter:
         self._asked = False
         self._debt_s = max(0.0, self._debt_s - self._allowance_s(seconds))
         if self.token_s:
-            self._ready_backlog = max(READY_BACKLOG, min(MOST_READY_BACKLOG, int(seconds / 4 / self.token_s)))
+            most = min(MOST_READY_BACKLOG, self._most_chunk - 1)  # more would never fit into a proposal's first pass
+            self._ready_backlog = min(most, max(READY_BACKLOG, int(seconds / 4 / self.token_s)))
         if not self._debt_s:
             self._catch_up(seconds)
         self._free = self._backend.free_blocks()
@@ -312,7 +313,7 @@ class ModelDrafter:
     def _chunk(self, seconds: float) -> int:
         """Return the most tokens of a chunk, which should take no longer than a step of `seconds`."""
         fits = int(seconds / self.token_s) if self.token_s else CHUNK
-        return max(LEAST_CHUNK, min(self._most_chunk, fits))
+        return min(self._most_chunk, max(LEAST_CHUNK, fits))
 
     def _compute(self, chunk: Sequence[tuple[_Row, int]]) -> None:
         with self._failed.on_failure([row.sequence for row, _ in chunk]):
