@@ -189,11 +189,17 @@ def test_a_sentencepiece_file_alone_is_not_enough(folder: Path) -> None:
     assert "only tokenizer.model" in refusal(folder)
 
 
-@pytest.mark.parametrize("name", ["../other/model.safetensors", "/etc/passwd", "a/../../b", "..\\x", "", 3, "x\0y"])
+@pytest.mark.parametrize("name", ["../other/model.safetensors", "/etc/passwd", "a/../../b", "..\\x", "", "x\0y"])
 def test_an_index_that_points_outside_is_refused(folder: Path, name: object) -> None:
     index = {"weight_map": {"a": name}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     assert "outside the folder" in refusal(folder)
+
+
+@pytest.mark.parametrize("places", [{"a": 3}, {"a": ["x"]}, {"a": {}}, {"a": None}, ["model.safetensors"], "x", None])
+def test_an_index_without_a_file_for_each_tensor_is_broken(folder: Path, places: object) -> None:
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+    assert "model.safetensors.index.json is broken: weight_map does not give a file" in refusal(folder)
 
 
 def test_a_missing_shard_is_named(folder: Path) -> None:

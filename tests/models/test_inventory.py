@@ -108,6 +108,8 @@ def test_what_is_no_model_of_ours_is_passed_over(tmp_path: Path) -> None:
         ({"quantization": {"bits": 4, "group_size": 64}, "torch_dtype": "bfloat16"}, "4 bits"),
         ({"quantization_config": {"quant_method": "fp8"}}, "fp8"),
         ({"text_config": {"dtype": "float16"}}, "float16"),
+        ({"text_config": "x", "dtype": "float16"}, "float16"),
+        ({"text_config": [{"dtype": "float16"}]}, ""),
         ({}, ""),
     ],
 )

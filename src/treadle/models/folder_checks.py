@@ -14,7 +14,7 @@ from typing import Any
 
 from ..errors import ModelError
 from ..units import size
-from ..weight_names import INDEX, MODEL, merged, weight_files
+from ..weight_names import INDEX, MODEL, indexed, merged, weight_files
 from . import architectures, config_checks, safetensors_file
 from .eagle_heads import is_eagle_head
 
@@ -167,7 +167,8 @@ def _check_weights(folder: Path) -> int:
     if not any(folder.glob(MODEL)):
         refuse_formats(str(folder), sorted(path.name for path in folder.iterdir() if path.is_file()))
     _check_index(folder)
-    tensors, _ = merged((path, safetensors_file.read_header(path)) for path in weight_files(folder))
+    headers = ((path, safetensors_file.read_header(path)) for path in weight_files(folder))
+    tensors, _ = merged(headers, indexed(folder))
     if not tensors:
         raise ModelError(f"{folder}: the safetensors files hold no tensors: download the model again")
     return len(tensors)
@@ -197,9 +198,10 @@ def _check_index(folder: Path) -> None:
     if not path.is_file():
         return
     places = _read_object(path).get("weight_map", {})
-    names = set(places.values()) if isinstance(places, dict) else {None}
-    for name in sorted(names, key=str):
-        if not isinstance(name, str) or not _is_inside(name):
+    if not isinstance(places, dict) or not all(isinstance(name, str) for name in places.values()):
+        raise ModelError(f"{path} is broken: weight_map does not give a file for each tensor: download the model again")
+    for name in sorted(set(places.values())):
+        if not _is_inside(name):
             raise ModelError(f"{path} names a weight file outside the folder: {name!r}")
         if not (folder / name).is_file():
             raise ModelError(f"{folder} is incomplete: {name}, named by {INDEX}, is missing; download it again")

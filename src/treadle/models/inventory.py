@@ -169,7 +169,7 @@ def _with_config(entry: Entry) -> Entry:
 
 def weight_format(config: Mapping[str, Any]) -> str:
     """Return the storage format of the weights from the config: "4 bits", "fp8", "bfloat16"; "" if it is not given."""
-    places = [config, config.get("text_config") or {}]
+    places = [part for part in (config, config.get("text_config")) if isinstance(part, Mapping)]
     for place in places:
         for name in ("quantization", "quantization_config"):
             how = place.get(name)
