@@ -58,4 +58,13 @@ def test_an_index_that_can_not_be_read_names_no_files(index: str, tmp_path: Path
 def test_a_file_with_a_tensor_of_one_before_it_is_left_out() -> None:
     one, two, three = Path("one"), Path("two"), Path("three")
     files = [(one, {"a": 1, "b": 2}), (two, {"b": 3, "c": 4}), (three, {"c": 5})]
-    assert merged(files) == ({"a": 1, "b": 2, "c": 5}, [two])
+    assert merged(files, {}) == ({"a": 1, "b": 2, "c": 5}, [two])
+
+
+def test_of_files_that_the_index_names_none_is_left_out() -> None:
+    """Each tensor is that of its place in the index; one without a place that of the first file."""
+    one, two, three = Path("one"), Path("two"), Path("three")
+    files = [(one, {"a": 1, "b": 2, "d": 3}), (two, {"b": 4, "c": 5, "d": 6}), (three, {"c": 7, "e": 8})]
+    places = {"a": "one", "b": "two", "c": "two"}
+    assert merged(files, places) == ({"a": 1, "b": 4, "c": 5, "d": 3}, [three])
+    assert merged(files, places | {"b": "one"}) == ({"a": 1, "b": 2, "c": 5, "d": 3}, [three])

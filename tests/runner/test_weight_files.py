@@ -48,6 +48,23 @@ def test_all_files_of_the_index_are_read(names: tuple[str, str], tmp_path: Path)
     assert mx.array_equal(logits(folder), before).item()
 
 
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_tensor_in_two_files_of_the_index_is_that_of_its_place(place: int, tmp_path: Path) -> None:
+    """mlx-lm takes that of the last file in the order of the disk."""
+    folder = make_tiny(tmp_path)
+    before, found = logits(folder), tensors(folder)
+    divide(folder, SHARDS)
+    index = json.loads((folder / INDEX).read_text())
+    name, *_ = places = index["weight_map"]
+    for file in SHARDS:
+        held = {one: found[one] for one in places if places[one] == file}
+        held[name] = found[name] * (file == SHARDS[place])
+        mx.save_safetensors(str(folder / file), held)
+    places[name] = SHARDS[place]
+    (folder / INDEX).write_text(json.dumps(index))
+    assert mx.array_equal(logits(folder), before).item()
+
+
 @pytest.mark.parametrize("indexed", [True, False])
 def test_another_version_beside_the_model_is_not_read(
     indexed: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
