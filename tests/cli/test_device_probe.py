@@ -20,6 +20,7 @@ from tests.support.mtp_models import tensors
 from tests.support.tiny import make_tiny
 from treadle.cli.device_probe import ProbeRequest, ProbeResult, probe
 from treadle.cli.estimate import estimate
+from treadle.errors import ConfigError, spell
 from treadle.runner.build import build
 from treadle.runner.device import memory
 from treadle.runner.loading.loader import load
@@ -99,7 +100,7 @@ def test_the_estimate_is_what_then_runs(tmp_path: Path, architecture: str) -> No
     runner.close()
     for name in ("architecture", "parameters", "dtype", "weight_bytes", "context"):
         assert estimate[name] == can[name], name
-    assert estimate["kv_token_bytes"] == can["kv"]["token_bytes"]
+    assert (estimate["kv_token_bytes"], estimate["kv_row_bytes"]) == (can["kv"]["token_bytes"], can["kv"]["row_bytes"])
 
 
 @pytest.mark.parametrize("free", [0, 1 << 40], ids=["stays quantized", "is unpacked"])
@@ -150,10 +151,56 @@ def test_what_the_start_refuses_after_reading_is_refused_before(
     assert words in probe(ProbeRequest(folder=str(tmp_path))).parts["model"]["error"]
 
 
-def test_what_quantized_keys_and_values_take_is_left_to_the_start(tmp_path: Path) -> None:
-    folder = make_tiny(tmp_path / "model", context=512)
-    estimate = probe(ProbeRequest(folder=str(folder), kv_bits=4)).parts["model"]
-    assert (estimate["kv_token_bytes"], estimate["kv_row_bytes"]) == (None, None)
+@pytest.mark.parametrize("architecture", ["llama", "gemma3_text", "qwen3_next", "mamba", "deepseek_v41"])
+def test_the_memory_is_what_the_start_asks_for(tmp_path: Path, architecture: str) -> None:
+    """Half a step of each buffer, windows, a second recurrent state to go back to; also in mlx-lm's caches."""
+    folder = make_folder(make_tiny(tmp_path), config_of(architecture))
+    found = estimate(ProbeRequest(folder=str(folder)), "cpu", 0)
+    choice = load(folder, memory=1 << 28, max_running=5).choice
+    assert found.backend == choice.config.name
+    assert (found.kv_token_bytes, found.kv_row_bytes) == (choice.cost.token_bytes, choice.cost.row_bytes)
+    for rows in (1, 5):
+        least = found.kv_least_bytes + rows * found.kv_least_row_bytes
+        assert least == choice.config.least_memory(rows).nbytes
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_bits_of_keys_and_values_that_the_device_does_not_read_are_refused(tmp_path: Path, bits: int) -> None:
+    folder = make_tiny(tmp_path / "model")
+    with pytest.raises(ConfigError) as refused:
+        load(folder, kv_bits=bits)
+    part = probe(ProbeRequest(folder=str(folder), kv_bits=bits)).parts["model"]
+    assert part == {"error": spell(refused.value.message, {})}
+
+
+@pytest.mark.parametrize(
+    ("changed", "kernels", "says"),
+    [
+        ({}, "auto", ""),
+        ({"head_dim": 60}, "auto", "multiples of 16 dimensions"),
+        ({}, "off", "custom kernels are off"),
+    ],
+)
+def test_bits_of_keys_and_values_that_no_kernel_reads_are_refused(
+    tmp_path: Path, changed: dict[str, Any], kernels: str, says: str
+) -> None:
+    """On CUDA, where other backends would take the model with 16 bits."""
+    make_tiny(tmp_path)
+    config = config_of("llama") | changed
+    weights = {name: one.astype(mx.bfloat16) for name, one in tensors(make_folder(tmp_path / "own", config)).items()}
+    write(tmp_path, weights, config)
+    plain = estimate(ProbeRequest(folder=str(tmp_path), kernels=kernels), "cuda", 1 << 34)
+    share = memory.BUDGET_SHARE if says else memory.PAGES_SHARE
+    assert plain.kv_budget_bytes == int(((1 << 34) - plain.weight_bytes) * share)
+    request = ProbeRequest(folder=str(tmp_path), kernels=kernels, kv_bits=8)
+    if says:
+        assert plain.backend == "contiguous"
+        with pytest.raises(ConfigError, match=f"no keys and values of 8 bits for this model: .*{says}"):
+            estimate(request, "cuda", 1 << 34)
+        return
+    found = estimate(request, "cuda", 1 << 34)
+    assert (plain.backend, found.backend) == ("paged", "paged")
+    assert 0 < found.kv_token_bytes < plain.kv_token_bytes
 
 
 def test_an_unknown_architecture_is_an_error_of_the_model_alone(tmp_path: Path) -> None:

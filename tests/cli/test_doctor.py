@@ -40,7 +40,8 @@ GOOD: dict[str, dict[str, Any]] = {
         "kv_budget_bytes": 100_000,
         "kv_token_bytes": 10,
         "kv_row_bytes": 0,
-        "kv_least_tokens": 256,
+        "kv_least_bytes": 2560,
+        "kv_least_row_bytes": 0,
         "path": "batched, KV cache in buffers a row",
         "backend": "contiguous",
         "best": "contiguous",
@@ -323,12 +324,15 @@ def test_the_formats_of_answers_are_named(
 
 
 @pytest.mark.parametrize(
-    ("row_bytes", "token_bytes", "mark"), [(0, 380, "warn"), (0, 10_000, "fail"), (90_000, 10, "fail")]
+    ("token_bytes", "least", "mark"),
+    [(380, (0, 0), "warn"), (10, (50_000, 25_000), "ok"), (10, (50_001, 25_000), "fail"), (10, (0, 50_001), "fail")],
 )
 def test_too_little_cache_is_said(
-    capsys: pytest.CaptureFixture[str], folder: Path, row_bytes: int, token_bytes: int, mark: str
+    capsys: pytest.CaptureFixture[str], folder: Path, token_bytes: int, least: tuple[int, int], mark: str
 ) -> None:
-    part = {**GOOD["model"], "context": 1000, "kv_row_bytes": row_bytes, "kv_token_bytes": token_bytes}
+    """What a start needs is not what the sequences take: windows in pages are no part of it."""
+    part = {**GOOD["model"], "context": 1000, "kv_row_bytes": 60_000 * (mark == "ok"), "kv_token_bytes": token_bytes}
+    part |= {"kv_least_bytes": least[0], "kv_least_row_bytes": least[1]}
     code, plain = report(capsys, Asked(model=part), folder, max_running=2)
     assert plain["sections"]["Model"]["capacity"]["mark"] == mark
     assert code == (1 if mark == "fail" else 0)

@@ -300,13 +300,13 @@ def _cache(settings: Settings, part: Mapping[str, Any]) -> Finding:
     running, budget, token_bytes = settings.max_running, part["kv_budget_bytes"], part["kv_token_bytes"]
     facts = {"max_running": running, "budget_bytes": budget, "token_bytes": token_bytes, "whole_contexts": None}
     value = f"up to {running} at once" + (f" in {size(budget)} of cache" if budget else "")
-    if not budget or token_bytes is None:
+    if not budget:
         return Finding(MODEL, "capacity", value, facts=facts)
     row = part["kv_row_bytes"] + part["context"] * token_bytes
     fit = budget // max(1, row)
     facts["whole_contexts"] = fit
     value += f", {token_bytes / 1024:g} KiB a token: {min(fit, running)} of them with the whole context"
-    if budget < running * part["kv_row_bytes"] + part["kv_least_tokens"] * token_bytes:
+    if budget < part["kv_least_bytes"] + running * part["kv_least_row_bytes"]:
         fix = "lower --max-running, give more --memory, or use a smaller model"
         return Finding(MODEL, "capacity", f"{value}; too little to start", Mark.FAIL, fix, facts)
     if fit < 1:

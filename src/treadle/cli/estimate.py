@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ..core.compute_path import Backend, KernelPolicy
-from ..errors import ModelError
+from ..errors import ConfigError, ModelError
 from ..models import folder_checks
 from ..text.folder import FolderConfig
 from ..units import size
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from ..runner.loading.expected import Expected
     from .device_probe import ProbeRequest
 
-_WIDTH = {"float64": 8, "float32": 4}
-_HALF = 2
 _PATHS = {
     Backend.PAGED: "batched, KV cache in pages",
     Backend.CONTIGUOUS: "batched, KV cache in buffers a row",
@@ -32,11 +30,10 @@ _PATHS = {
 
 
 class Estimate(msgspec.Struct, frozen=True):
-    """`kv_token_bytes` and `kv_row_bytes` are None if the config alone does not determine them (quantized keys and
-    values, for one): the start measures them. `kv_budget_bytes` is 0 if the memory is unknown. `kv_least_tokens` is the
-    first allocation of a sequence. `path` describes the expected KV `backend`, and `best` is the
-    best of the device; `why` are the reasons against better ones, and `prefixes` the way to reuse cached prompts.
-    Recurrent layers take `state_bytes` a sequence. The start decides by self-tests."""
+    """A sequence takes `kv_row_bytes`, and `kv_token_bytes` a token. `kv_budget_bytes` is 0 if the memory is unknown. A
+    start needs `kv_least_bytes`, and `kv_least_row_bytes` for each sequence that may run. `path` describes the expected
+    KV `backend`, and `best` is the best of the device; `why` are the reasons against better ones, and `prefixes` the
+    way to reuse cached prompts. Recurrent layers take `state_bytes` a sequence. The start decides by self-tests."""
 
     architecture: str
     parameters: int
@@ -44,9 +41,10 @@ class Estimate(msgspec.Struct, frozen=True):
     weight_bytes: int
     context: int
     kv_budget_bytes: int
-    kv_token_bytes: int | None = None
-    kv_row_bytes: int | None = None
-    kv_least_tokens: int = 1
+    kv_token_bytes: int = 0
+    kv_row_bytes: int = 0
+    kv_least_bytes: int = 0
+    kv_least_row_bytes: int = 0
     path: str = ""
     backend: str = ""
     best: str = ""
@@ -59,8 +57,8 @@ def estimate(request: ProbeRequest, kind: str, usable_bytes: int) -> Estimate:
     """Estimate for a device of this `kind`. Raises ModelError, ConfigError, or any error of the model's class."""
     from ..runner import mlxlm
     from ..runner.device import memory
-    from ..runner.kv.contiguous import buffer
     from ..runner.loading import expected
+    from ..runner.loading.choose_backend import check_bits
     from ..runner.loading.encoders import is_bidirectional
     from ..runner.loading.headless import is_headless
     from ..runner.loading.load_errors import model_errors
@@ -70,6 +68,7 @@ def estimate(request: ProbeRequest, kind: str, usable_bytes: int) -> Estimate:
     folder = Path(request.folder)
     config = folder_checks.check(folder)
     library = mlxlm.connect()
+    check_bits(request.kv_bits, kind)
     with model_errors(folder, library):
         module, read = library.load(folder, headless=is_headless(folder))
         parameters = library.parameters(module)
@@ -82,19 +81,19 @@ def estimate(request: ProbeRequest, kind: str, usable_bytes: int) -> Estimate:
             "or free memory"
         )
     context = FolderConfig.read(folder).context(request.context)
-    share = memory.PAGES_SHARE if kind == "cuda" else memory.BUDGET_SHARE
-    budget = int((usable_bytes - needed) * share) if usable_bytes else 0
     if request.memory is not None:
         memory.check_budget(request.memory, usable_bytes - needed if usable_bytes else None)
+    mlxlm.unscale_dynamic(module, context)
     encodes = is_bidirectional(config)
     pages = request.kernels != KernelPolicy.OFF
     found = expected.Expected(Backend.ENCODER, "none")
     if not encodes:
         with model_errors(folder, library):
-            found = expected.expected_path(library, module, kind, pages=pages, bits=request.kv_bits or 16)
-    backend = found.backend
-    cost = (0, 0) if encodes else None if request.kv_bits else kv_cost(found, _WIDTH.get(dtype, _HALF), context)
-    token_bytes, row_bytes = cost or (None, None)
+            found = expected.expected_path(library, module, kind, context, pages=pages, bits=request.kv_bits or 16)
+        _check_pages(request, found)
+    backend, least = found.backend, found.least_memory(0)
+    share = memory.PAGES_SHARE if backend is Backend.PAGED else memory.BUDGET_SHARE
+    budget = int((usable_bytes - needed) * share) if usable_bytes else 0
     best = Backend.PAGED if kind == "cuda" else Backend.CONTIGUOUS
     return Estimate(
         architecture=str(config["model_type"]),
@@ -103,9 +102,10 @@ def estimate(request: ProbeRequest, kind: str, usable_bytes: int) -> Estimate:
         weight_bytes=needed,
         context=context,
         kv_budget_bytes=budget if request.memory is None else request.memory,
-        kv_token_bytes=token_bytes,
-        kv_row_bytes=row_bytes,
-        kv_least_tokens=buffer.STEP,
+        kv_token_bytes=found.cost.token_bytes,
+        kv_row_bytes=found.cost.row_bytes,
+        kv_least_bytes=least,
+        kv_least_row_bytes=found.least_memory(1) - least,
         path=_PATHS[backend],
         backend=backend.value,
         best=(backend if encodes else best).value,
@@ -115,11 +115,11 @@ def estimate(request: ProbeRequest, kind: str, usable_bytes: int) -> Estimate:
     )
 
 
-def kv_cost(found: Expected, width: int, context: int) -> tuple[int, int] | None:
-    """Return bytes of cache a token and a sequence, `width` bytes a number; None where the layers' attention is not
-    known."""
-    if found.layers is None:
-        return None
-    windows = [(window, each) for window, each in found.layers if 0 < window < context]
-    token = sum(each for window, each in found.layers if not 0 < window < context)
-    return token * width, sum(window * each for window, each in windows) * width + found.state_bytes
+def _check_pages(request: ProbeRequest, found: Expected) -> None:
+    """Raise ConfigError where keys and values are to be stored in fewer bits than the expected backend reads."""
+    if request.kv_bits and found.backend is not Backend.PAGED:
+        reason = "custom kernels are off" if request.kernels == KernelPolicy.OFF else found.rejected[0].reason
+        raise ConfigError(
+            f"no keys and values of {request.kv_bits} bits for this model: {reason}. Leave `kv_bits` out",
+            param="kv_bits",
+        )

@@ -12,6 +12,8 @@ from ..kv.paged.kernels import AttentionShape
 from ..mlxlm import FETCHED, MlxLm
 from ..unsupported import Unsupported
 
+_ROWS = 2
+
 
 def attending(library: MlxLm, module: Any, layout: CacheLayout) -> CacheLayout:
     """The `layout` of the module's caches, with those marked as unused that got no keys and values in a run of it."""
@@ -38,12 +40,13 @@ def attention_shapes(library: MlxLm, module: Any, layout: CacheLayout) -> list[A
 
 
 def _recorded(library: MlxLm, module: Any, layout: CacheLayout) -> list[_Recorder]:
-    """Caches that have recorded a run of one token; recurrent layers have mlx-lm's own."""
+    """Caches that have recorded a run of two rows of a token, as some code takes a single one alone; recurrent layers
+    have mlx-lm's own."""
     recorders = [_Recorder() for kind in layout.kinds if kind is CacheKind.ATTENTION]
     leaves = library.leaves(library.new_caches(module))
     own = [leaf for leaf, kind in zip(leaves, layout.kinds, strict=True) if kind is CacheKind.RECURRENT]
     try:
-        module(mx.array([[1]], mx.int32), cache=layout.caches(recorders, own))
+        module(mx.ones((_ROWS, 1), mx.int32), cache=layout.caches(recorders, own))
     finally:
         FETCHED.clear()
     return recorders
@@ -53,7 +56,7 @@ class _Recorder:
     """A layer cache that records the shape of its layer's attention."""
 
     def __init__(self) -> None:
-        self.offset = mx.zeros(1, mx.int32)
+        self.offset = mx.zeros(_ROWS, mx.int32)
         self.keys: Any = None
         self.values: Any = None
         self.queries: Any = None

@@ -24,7 +24,7 @@ from ..device.programs import kernel_programs
 from ..device.readback import Readback, readback
 from ..device.staging import staging_status
 from ..kv.backend import Unsupported
-from ..mlxlm import MlxLm, connect
+from ..mlxlm import MlxLm, connect, unscale_dynamic
 from ..pooling import Embedding
 from ..sampling.bitmask import masking
 from ..sampling.mask_kernel import MaskKernel, mask_kernel
@@ -98,6 +98,7 @@ def load(folder: Path, *, progress: Progress = lambda stage: None, **options: An
     with model_errors(folder, library):
         read = _read(library, folder, device.kind)
     length, assumed = _context(read.config, wanted.context, folder)
+    unscale_dynamic(read.module, length)
     progress("measuring the model")
     with model_errors(folder, library):
         found = probe(library, read.module, length, folder)

@@ -25,6 +25,7 @@ from .caches import (
     window_of,
 )
 from .draft_head import DraftHead, NoHead
+from .dynamic_rotations import unscale_dynamic
 from .eagle import EagleShape, eagle_shape, finish_eagle
 from .fetched import FETCHED
 from .hooks import SelectingNorm, Selection, Window, keeping
@@ -77,6 +78,7 @@ __all__ = [
     "tap_layers",
     "trim",
     "turning_by",
+    "unscale_dynamic",
     "window_of",
     "with_older_fields",
 ]

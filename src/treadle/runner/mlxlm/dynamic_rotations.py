@@ -1,0 +1,28 @@
+"""Rotary positions with dynamic NTK scaling, which are plain ones up to the length that a model was trained for.
+
+mlx-lm's class compares positions with that length, which fails for rows of several lengths in one pass.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlx.nn as nn
+
+from .axes import rotations_of
+
+_NAME = "DynamicNTKScalingRoPE"
+
+
+def unscale_dynamic(model: Any, context: int) -> None:
+    """Replace dynamic rotations of `model` by plain ones where these turn the first `context` positions alike."""
+    dynamic = {id(one) for one in rotations_of(model) if type(one).__name__ == _NAME and _is_plain(one, context)}
+    for _, module in model.named_modules() if dynamic else ():
+        for name, one in module.children().items():
+            if id(one) in dynamic:
+                setattr(module, name, nn.RoPE(one.dims, traditional=one.traditional, base=one.base))
+
+
+def _is_plain(rotation: Any, context: int) -> bool:
+    length = rotation.max_position_embeddings
+    return isinstance(length, (int, float)) and context <= length
