@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.support.tiny import make_tiny
-from treadle.runner.loading.config_oddities import doubtful, oddities
+from treadle.runner.loading.config_oddities import doubtful, mistyped, no_flags, oddities
 
 
 def odd(folder: Path, **values: Any) -> list[str]:
@@ -30,6 +30,7 @@ def odd(folder: Path, **values: Any) -> list[str]:
         ({"quantization": 4}, "quantization is 4"),
         ({"rope_scaling": {"factor": 0}}, "rope_scaling.factor is 0"),
         ({"rope_scaling": {"beta_fast": "x"}}, 'rope_scaling.beta_fast is "x"'),
+        ({"rope_scaling": {"attention_factor": 0}}, "rope_scaling.attention_factor is 0"),
         (
             {"rope_parameters": {"full_attention": {"original_max_position_embeddings": -1}}},
             "rope_parameters.full_attention.original_max_position_embeddings is -1",
@@ -50,6 +51,15 @@ def test_doubtful_values_are_whole_numbers_that_are_none_and_text_for_a_number()
     assert doubtful({"layers": 0, "rank": "auto", "scale": -0.5, "kernel": True, "name": "auto"}, types) == []
     assert doubtful({"text_config": {"layers": 2.5, "rank": 2.0}}, types) == ["layers is 2.5", "rank is 2.0"]
     assert doubtful({"layers": 2.0}, types) == []  # many annotations say int of numbers with a fraction
+
+
+def test_text_that_stands_for_true_is_not_odd() -> None:
+    """Laguna's gates of one kind have a name."""
+    types = {"gating": bool, "other": bool}
+    for named in (no_flags, mistyped):
+        assert named({"gating": "per-head"}, types) == []
+        assert named({"gating": "per-element"}, types) == ['gating is "per-element"']
+        assert named({"other": "per-head"}, types) == ['other is "per-head"']
 
 
 def test_values_that_models_have_are_not_odd(tmp_path: Path) -> None:

@@ -121,6 +121,70 @@ def test_a_config_that_says_nothing_and_weights_without_a_head_are_left_to_mlx_l
     assert same(logits(folder), before)
 
 
+OWN_TABLE = ("gemma", "gemma2", "gemma3n", "cohere", "cohere2", "lfm2", "lfm2_moe", "gpt2")
+"""Architectures whose classes in mlx-lm have no head but the embeddings."""
+
+
+def with_head(folder: Path, change: float) -> Path:
+    """Store a head that is the embeddings but for a number in the last row."""
+    path = str(folder / "model.safetensors")
+    weights: dict[str, Any] = dict(mx.load(path))  # type: ignore[arg-type]
+    mx.eval(weights)
+    head = mx.array(
+        next(table for name, table in weights.items() if name.endswith((".embed_tokens.weight", "wte.weight")))
+    )
+    head[-1, 0] += change
+    mx.save_safetensors(path, {**weights, HEAD: head})
+    return folder
+
+
+@pytest.mark.parametrize("architecture", OWN_TABLE)
+def test_a_head_of_its_own_is_refused_where_there_is_no_place_for_it(architecture: str, tmp_path: Path) -> None:
+    """Where the config says that it counts: without it answers would be those of another model."""
+    folder = with_head(make_folder(tmp_path, config_of(architecture)), 1.0)
+    with pytest.raises(ModelError, match=r"can't be loaded: it has an output head of its own .*; use another model"):
+        load(folder, memory=1 << 25)
+
+
+@pytest.mark.parametrize("architecture", OWN_TABLE)
+@pytest.mark.parametrize(("told", "change"), [(False, 0.0), (True, 1.0), (None, 1.0)])
+def test_a_head_is_dropped_where_it_is_a_copy_or_does_not_count(
+    architecture: str, told: bool | None, change: float, tmp_path: Path
+) -> None:
+    folder = make_folder(tmp_path, untold(config_of(architecture)) | {"tie_word_embeddings": told})
+    before = logits(folder)
+    assert same(logits(with_head(folder, change)), before)
+
+
+def test_the_older_field_of_lfm2_counts_before_the_later_one(tmp_path: Path) -> None:
+    """As in transformers."""
+    folder = make_folder(tmp_path, config_of("lfm2", tie_embedding=True))
+    before = logits(folder)
+    assert same(logits(with_head(folder, 1.0)), before)
+
+
+def test_a_quantized_copy_is_one_too(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path, config_of("gemma2"))
+    path = str(folder / "model.safetensors")
+    weights: dict[str, Any] = dict(mx.load(path))  # type: ignore[arg-type]
+    parts = dict(zip(("weight", "scales", "biases"), mx.quantize(weights.pop(EMBEDDINGS), 64, 8), strict=True))
+    named = {f"{place}.{part}": array for place in (EMBEDDINGS[:-7], HEAD[:-7]) for part, array in parts.items()}
+    mx.eval(weights, named)
+    mx.save_safetensors(path, weights | named)
+    write_config(folder, config_of("gemma2", quantization={"group_size": 64, "bits": 8}))
+    logits(folder)
+    mx.save_safetensors(path, weights | named | {"lm_head.scales": parts["scales"] * 2})
+    with pytest.raises(ModelError, match="output head of its own"):
+        logits(folder)
+
+
+def test_a_language_model_of_null_is_none(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path, config_of("llama"))
+    before = logits(folder)
+    write_config(folder, config_of("llama", text_config=None))
+    assert same(logits(folder), before)
+
+
 def test_a_missing_head_is_still_refused(tmp_path: Path) -> None:
     folder = make_folder(tmp_path, config_of("llama", tie_word_embeddings=True))
     write_config(folder, config_of("llama"))
@@ -139,3 +203,93 @@ def test_an_mtp_head_rotates_by_later_fields(tmp_path: Path) -> None:
         module, _ = library.load(folder)
         heads.append(library.load_head(folder, module, one))
     assert [head.model.layers[0].self_attn.rope.base for head in heads] == [500.0, 500.0]
+
+
+def saved(
+    config: dict[str, Any], renamed: dict[str, str], left_out: tuple[str, ...] = (), **later: Any
+) -> dict[str, Any]:
+    """A published configuration as transformers 5 saves it again."""
+    kept = {renamed.get(name, name): value for name, value in config.items() if name not in left_out}
+    return kept | later
+
+
+def test_granites_layers_have_their_later_names(tmp_path: Path) -> None:
+    config = config_of("granitemoehybrid", time_step_limit=(0.0, float("inf")))
+    folder = make_folder(tmp_path, config)
+    before = logits(folder)
+    kinds = {"mamba": "linear_attention", "attention": "full_attention"}
+    layers = [kinds[kind] for kind in config["layer_types"]]
+    write_config(folder, saved(config, {}, layer_types=layers, time_step_limit=[0.0, {"__float__": "Infinity"}]))
+    assert same(logits(folder), before)
+
+
+def test_step_has_its_layers_by_their_later_fields(tmp_path: Path) -> None:
+    scaled = {"rope_type": "llama3", "factor": 4.0, "original_max_position_embeddings": 64}
+    scaled |= {"low_freq_factor": 1.0, "high_freq_factor": 32.0}
+    config = config_of(
+        "step3p5",
+        rope_theta=[10000.0, 500.0] * 2,
+        partial_rotary_factors=[1.0, 0.5] * 2,
+        rope_scaling=scaled,
+        yarn_only_types=["full_attention"],
+        moe_layers_enum="2,3",
+    )
+    folder = make_folder(tmp_path, config)
+    before = logits(folder)
+    renamed = {"num_attention_groups": "num_key_value_heads", "moe_num_experts": "n_routed_experts"}
+    left_out = ("rope_theta", "partial_rotary_factors", "rope_scaling", "yarn_only_types", "moe_layers_enum")
+    rotations = {
+        "full_attention": {**scaled, "rope_theta": 500.0, "partial_rotary_factor": 0.5},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 1.0},
+    }
+    later = saved(
+        config,
+        {**renamed, "moe_top_k": "num_experts_per_tok"},
+        (*left_out, "attention_other_setting"),
+        rope_parameters=rotations,
+        mlp_layer_types=["dense", "dense", "sparse", "sparse"],
+        num_sliding_attention_heads=8,
+        per_layer_config={"0": {"num_attention_heads": 8}, "2": {"num_attention_heads": 8}},
+    )
+    write_config(folder, later)
+    assert same(logits(folder), before)
+
+
+@pytest.mark.parametrize("architecture", ["bailing_hybrid", "bailing_moe_v3"])
+def test_bailings_fields_have_their_later_names(architecture: str, tmp_path: Path) -> None:
+    """Its dimensions of heads are those of rotations there."""
+    config = config_of(architecture, num_experts_per_tok=3)
+    folder = make_folder(tmp_path, config)
+    before = logits(folder)
+    renamed = {
+        "num_experts_per_tok": "num_experts_per_token",
+        "n_group": "num_expert_group",
+        "max_position_embeddings": "model_max_length",
+        "norm_topk_prob": "moe_renormalize",
+    }
+    write_config(folder, saved(config, renamed, head_dim=32, linear_head_dim=64))
+    assert same(logits(folder), before)
+    assert load(folder).context == 2048
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_lagunas_rotations_of_windows_may_have_a_field_of_their_own(nested: bool, tmp_path: Path) -> None:
+    full = {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5}
+    sliding = {"rope_type": "default", "rope_theta": 20.0, "partial_rotary_factor": 1.0}
+    config = config_of("laguna", gating=True)
+    folder = make_folder(tmp_path, config)
+    write_config(folder, {**config, "rope_parameters": {"full_attention": full, "sliding_attention": sliding}})
+    before = logits(folder)
+    rotations = {"full_attention": full} if nested else full
+    write_config(folder, {**config, "gating": "per-head", "rope_parameters": rotations, "swa_rope_parameters": sliding})
+    assert same(logits(folder), before)
+
+
+def test_lagunas_gates_of_heads_may_be_named(tmp_path: Path) -> None:
+    """Those of each element are not known to mlx-lm."""
+    folder = make_folder(tmp_path, config_of("laguna"))
+    write_config(folder, config_of("laguna", gating="per-head"))
+    load(folder)
+    write_config(folder, config_of("laguna", gating="per-element"))
+    with pytest.raises(ModelError, match='gating is "per-element"'):
+        load(folder)

@@ -15,9 +15,11 @@ _COUNTS = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_siz
 _OPTIONAL_COUNTS = ("num_key_value_heads", "intermediate_size", "head_dim", "max_position_embeddings")
 _SCALINGS = ("rope_scaling", "rope_parameters")
 _OF_SCALINGS = (
-    *("factor", "original_max_position_embeddings", "beta_fast", "beta_slow"),
+    *("factor", "original_max_position_embeddings", "attention_factor", "beta_fast", "beta_slow"),
     *("low_freq_factor", "high_freq_factor"),
 )
+_TRUE = {"gating": "per-head"}
+"""Text that a field which is true or false may have for true, as Laguna's does."""
 _TURNED = "partial_rotary_factor"
 _OBJECTS = ("quantization", "quantization_config", *_SCALINGS)
 _LARGEST = 2**31 - 1  # of a dimension in MLX
@@ -49,7 +51,8 @@ def mistyped(config: Mapping[str, Any], types: Mapping[str, Any]) -> list[str]:
     value`. What is null counts as not given where the field has a default."""
     found: dict[str, Any] = {}
     for part in _parts(config):
-        found |= {name: part[name] for name in part.keys() & types.keys() if not _fits(part[name], types[name])}
+        given = {name: part[name] for name in part.keys() & types.keys() if not _is_true(name, part[name])}
+        found |= {name: value for name, value in given.items() if not _fits(value, types[name])}
     return [f"{name} is {_short(value)}" for name, value in sorted(found.items())]
 
 
@@ -58,7 +61,12 @@ def no_flags(config: Mapping[str, Any], types: Mapping[str, Any]) -> list[str]:
     `name is value`: the code takes any text, and any list with entries, for true."""
     names = {name for name, type_ in types.items() if bool in _kinds(type_) and {*_kinds(type_)} <= {bool, NoneType}}
     found = {name: part[name] for part in _parts(config) for name in part.keys() & names}
-    return [f"{name} is {_short(value)}" for name, value in sorted(found.items()) if value not in (True, False, None)]
+    odd = {name: one for name, one in found.items() if one not in (True, False, None) and not _is_true(name, one)}
+    return [f"{name} is {_short(value)}" for name, value in sorted(odd.items())]
+
+
+def _is_true(name: str, value: Any) -> bool:
+    return isinstance(value, str) and _TRUE.get(name) == value
 
 
 def _kinds(type_: Any) -> tuple[Any, ...]:

@@ -28,10 +28,10 @@ from .hooks import Selection, reading_others, routed, select, without_head
 from .latent import by_heads
 from .mtp import load_head
 from .older_fields import reading_later_fields
-from .output_heads import is_said, is_stored, tied, without_copy
+from .output_heads import is_said, is_stored, is_untied, tied, without_copy
 from .own_attention import route
 from .recurrent import RecurrentState, recurrent_states
-from .scaled_rotations import ignored, scaling
+from .scaled_rotations import ignored, leaving, scaling
 from .text_types import classes
 
 MODULES = ("mlx_lm.utils", "mlx_lm.models.cache", "mlx_lm.models.base", "mlx_lm.models.rope_utils")
@@ -62,7 +62,8 @@ class MlxLm:
         if _quantizes_inputs(said):
             asked, changed["quantization"] = True, _without_inputs(said["quantization"])
         more: dict[str, Any] = {"model_config": changed} if changed else {}
-        more["get_model_classes"] = partial(self._classes_of, stored, others=others, headless=headless)
+        untied = folder if is_untied(said) and not headless else None
+        more["get_model_classes"] = partial(self._classes_of, stored, others=others, headless=headless, untied=untied)
         model, config = self._utils.load_model(folder, lazy=True, strict=True, trust_remote_code=False, **more)
         return model, {**config, "quantize_activations": asked} if asked else dict(config)
 
@@ -77,18 +78,21 @@ class MlxLm:
 
     def _classes(self, config: dict[str, Any]) -> tuple[Any, Any]:
         model, arguments = classes(self._utils, config)
-        return model, reading_later_fields(arguments)
+        return model, reading_later_fields(leaving(arguments))
 
     def _classes_of(
-        self, stored: Mapping[str, Any], config: dict[str, Any], *, others: bool, headless: bool
+        self, stored: Mapping[str, Any], config: dict[str, Any], *, others: bool, headless: bool, untied: Path | None
     ) -> tuple[type, type]:
-        """The classes of a model, for the `stored` tensors of its folder, which may be `others` than mlx-lm reads."""
+        """The classes of a model, for the `stored` tensors of its folder, which may be `others` than mlx-lm reads. The
+        configuration of the folder `untied` says that the output head is not the embedding."""
+        if config.get("text_config", ...) is None:
+            del config["text_config"]  # in which mlx-lm's load_model, whose own it is, looks for a quantization
         model, arguments = self._classes(config)
         model = scaling(model, config)
         if headless:
             model, arguments = without_head(model), tied(arguments)
         if is_stored(stored):
-            model = without_copy(model)
+            model = without_copy(model, untied)
         if is_scaled(stored):
             model = dequantizing(model, config)
         return reading_others(model, stored) if others else model, arguments

@@ -7,6 +7,7 @@ without a word.
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -20,6 +21,24 @@ _RENAMED: Mapping[str, str] = {
     "rotary_pct": "partial_rotary_factor",
 }
 """Older fields by the names in a later configuration's rotations."""
+_BY_TYPE: Mapping[str, Mapping[str, str]] = {
+    "step3p5": {
+        "num_attention_groups": "num_key_value_heads",
+        "moe_num_experts": "n_routed_experts",
+        "moe_top_k": "num_experts_per_tok",
+    },
+    "bailing_hybrid": {
+        "num_experts_per_tok": "num_experts_per_token",
+        "n_group": "num_expert_group",
+        "max_position_embeddings": "model_max_length",
+        "norm_topk_prob": "moe_renormalize",
+    },
+}
+"""Later fields by the older names, by model type: those that transformers 5 saves in place of the published ones."""
+_LAYERS: Mapping[str, str] = {"linear_attention": "mamba", "full_attention": "attention"}
+"""Kinds of Granite's layers by their older names."""
+_NO_NUMBERS: Mapping[str, float] = {"Infinity": math.inf, "-Infinity": -math.inf, "NaN": math.nan}
+"""Numbers that JSON does not have, as transformers 5 saves them: `{"__float__": "Infinity"}`."""
 _GLOBAL: Mapping[str, str] = {"global_head_dim": "head_dim", "num_global_key_value_heads": "num_key_value_heads"}
 
 
@@ -49,6 +68,7 @@ def reading(arguments: Any, changed: Callable[[dict[str, Any]], dict[str, Any]])
 
 
 def _filled(part: Mapping[str, Any], rotations: bool) -> dict[str, Any]:
+    part = {name: _number(value) for name, value in part.items()}
     older = _global_heads(part.get("per_layer_config"))
     if rotations:
         older |= _rotations(part.get(_ROTATIONS))
@@ -56,8 +76,57 @@ def _filled(part: Mapping[str, Any], rotations: bool) -> dict[str, Any]:
         older["num_experts"] = part["num_local_experts"]
     if isinstance(scaling := part.get("rope_scaling"), Mapping):
         older["rope_scaling"] = _spelled(scaling)
-        part = {name: value for name, value in part.items() if name != "rope_scaling"}
-    return older | {name: value for name, value in part.items() if value is not None or name not in older}
+        del part["rope_scaling"]
+    kind = part.get("model_type")
+    older |= {name: part[later] for name, later in _BY_TYPE.get(str(kind), {}).items() if later in part}
+    if kind == "step3p5":
+        older |= _of_step(part)
+    found = older | {name: value for name, value in part.items() if value is not None or name not in older}
+    return found | _replaced(part)
+
+
+def _number(value: Any) -> Any:
+    """`value` with what transformers saves for infinite numbers replaced by these, also in a list."""
+    if isinstance(value, list):
+        return [_number(one) for one in value]
+    if isinstance(value, Mapping) and value.keys() == {"__float__"}:
+        return _NO_NUMBERS.get(str(value["__float__"]), value)
+    return value
+
+
+def _of_step(part: Mapping[str, Any]) -> dict[str, Any]:
+    """The older fields for the layers of Step 3.5: their experts, the heads of those with a window, their rotations."""
+    older: dict[str, Any] = {}
+    if isinstance(kinds := part.get("mlp_layer_types"), list):
+        older["moe_layers_enum"] = ",".join(str(layer) for layer, kind in enumerate(kinds) if kind == "sparse")
+    if (heads := part.get("num_sliding_attention_heads")) is not None:
+        groups = part.get("num_key_value_heads")
+        older["attention_other_setting"] = {"num_attention_heads": heads, "num_attention_groups": groups}
+    later, layers = part.get(_ROTATIONS), part.get("layer_types")
+    if isinstance(later, Mapping) and isinstance(layers, list) and _by_kind(later, layers):
+        older["rope_theta"] = [later[kind].get("rope_theta") for kind in layers]
+        older["partial_rotary_factors"] = [later[kind].get("partial_rotary_factor", 1.0) for kind in layers]
+        older["yarn_only_types"] = ["full_attention"]
+    return older
+
+
+def _by_kind(rotations: Mapping[str, Any], layers: list[Any]) -> bool:
+    """Whether each of the kinds of `layers` has rotations of its own."""
+    return all(isinstance(kind, str) and isinstance(rotations.get(kind), Mapping) for kind in layers)
+
+
+def _replaced(part: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields whose later values stand under their older names."""
+    kind, layers, later = part.get("model_type"), part.get("layer_types"), part.get(_ROTATIONS)
+    if kind == "granitemoehybrid" and isinstance(layers, list):
+        return {"layer_types": [_LAYERS.get(layer, layer) if isinstance(layer, str) else layer for layer in layers]}
+    if kind == "bailing_hybrid" and "linear_head_dim" in part:  # `head_dim` is that of rotations there
+        return {"head_dim": part["linear_head_dim"]}
+    sliding = part.get("swa_rope_parameters")
+    if kind == "laguna" and isinstance(sliding, Mapping) and isinstance(later, Mapping):
+        named = {kind: own for kind, own in later.items() if isinstance(own, Mapping)}
+        return {_ROTATIONS: {"full_attention": later, "sliding_attention": sliding, **named}}
+    return {}
 
 
 def _spelled(scaling: Mapping[str, Any]) -> dict[str, Any]:
