@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.core.drive import Bench
 from tests.core.machine import (
     BENT,
     CPU,
@@ -326,6 +327,28 @@ def test_what_is_owed_follows_what_steps_take(offset: int) -> None:
     steps(served, 1500)
     planned = [cheap, *(at for at, _ in served.chunks[count:])]
     assert max(b - a for a, b in itertools.pairwise(planned)) < 8.0
+
+
+@pytest.mark.untraced
+@pytest.mark.parametrize(("prefill_tokens", "short"), [(512, 510), (2048, 2040), (64, 60), (16, 8)])
+def test_a_prompt_that_fills_a_step_goes_on_beside_long_ones(prefill_tokens: int, short: int) -> None:
+    """Where chunks are cheap beside a decode step there was a chunk of the long ones in each step, and no other."""
+    b = Bench(max_running=16, prefill_tokens=prefill_tokens)
+    b.runner.cost = lambda tokens, decoding: (0.001 * bool(tokens) + tokens * 1e-5, 0.02 * bool(decoding))
+    b.submit("decodes", prompt=8, max_tokens=100_000)
+    for i in range(4):  # costs are learned
+        b.submit(f"first {i}", prompt=short, max_tokens=2)
+        for _ in range(60):
+            b.step()
+    for i in range(4):
+        b.submit(f"long {i}", prompt=20_000, max_tokens=1)
+    for _ in range(10):
+        b.step()
+    b.submit("short", prompt=short, max_tokens=2)
+    for _ in range(12):
+        b.step()
+    assert b.heard["short"].first_token is not None
+    assert all(b.heard[f"long {i}"].finish is None for i in range(4))
 
 
 @pytest.mark.untraced

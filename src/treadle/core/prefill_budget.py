@@ -98,6 +98,7 @@ class PrefillBudget:
         self._credit_s = 0.0
         self._reserved_s = 0.0  # for what is in flight
         self._chunks = 0
+        self._filled = False  # the last step that the end of a prompt would fill was filled
         self._share = LEAST_SHARE
         self._crowded = 0.0  # part of the sequences that wait for which none decodes
 
@@ -127,8 +128,11 @@ class PrefillBudget:
             return Shares(share(budget, remaining, self._quantum), 1.0)
         others = [0 if i in ending else need for i, need in enumerate(remaining)]
         beside = self.max_tokens - remaining[ending[0]]
-        if budget and any(others) and beside < self._quantum:  # the first one fills a step: the others go before it
-            return Shares(share(budget, others, self._quantum), 1.0)
+        if beside < self._quantum:  # the first one fills a step: it and the others take turns, so that neither starves
+            self._filled = not (self._filled and budget and any(others))
+            if not self._filled:
+                return Shares(share(budget, others, self._quantum), 1.0)
+            budget = 0
         budget = min(budget, max(most // 2, self._quantum), beside)
         shares = share(budget, others, self._quantum)
         on_credit = sum(shares)
