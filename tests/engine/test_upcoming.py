@@ -16,7 +16,7 @@ from treadle.engine.client import EngineClient
 from treadle.engine.inline import InlineOwner
 from treadle.engine.owner import OwnerLimits
 from treadle.engine.quarantine import Quarantine
-from treadle.errors import InvalidRequest, Quarantined, RequestCancelled
+from treadle.errors import EngineUnavailable, InvalidRequest, Quarantined, RequestCancelled, ServerStopping
 
 POOLED = Submit(id="", prompt=(1, 2), max_tokens=0, pooling=Pooling.LAST)
 
@@ -102,6 +102,34 @@ async def test_an_upcoming_sequence_waits_for_as_long_as_it_takes():
         assert waits.is_waiting
         answer.cancel()
         assert await vector(owner, waits)
+    await client.stop()
+
+
+@in_loop
+async def test_upcoming_sequences_of_a_request_that_has_begun_end_while_the_server_drains():
+    """C3"""
+    client, owner = await started()
+    with reserve(client, 1, prompts=3, upcoming=2) as reservation:
+        (generation,) = reservation.submit([POOLED])
+        await vector(owner, generation)
+        client.drain()
+        with pytest.raises(ServerStopping):
+            reserve(client)
+        for _ in range(2):
+            assert await vector(owner, reservation.submit_next(POOLED))
+    assert client.gate.statistics()["ended"] == {"stop": 3}
+    await client.stop()
+
+
+@in_loop
+async def test_an_upcoming_sequence_is_refused_while_there_is_no_engine():
+    client, owner = await started()
+    with reserve(client, 1, prompts=2, upcoming=1) as reservation:
+        (generation,) = reservation.submit([POOLED])
+        await vector(owner, generation)
+        client.on_unavailable(EngineUnavailable("the engine is restarting", retry_after_s=1.0))
+        with pytest.raises(EngineUnavailable):
+            reservation.submit_next(POOLED)
     await client.stop()
 
 

@@ -72,6 +72,17 @@ class Dispatch:
         """Raise EngineUnavailable or ServerStopping while the gate is closed, Quarantined if one of `requests` took the
         engine down before."""
         self._admission.gate.check_open(self._clock(), lease)
+        self.check_quarantine(requests)
+
+    def check_next(self, request: Submit, lease: Lease) -> None:
+        """Raise the same for one of the upcoming sequences of a request that has begun. A server that drains lets those
+        end."""
+        if self.away is not None:
+            self.check([request], lease)
+        self.check_quarantine([request])
+
+    def check_quarantine(self, requests: Sequence[Submit]) -> None:
+        """Raise Quarantined if one of `requests` took the engine down before."""
         distinct = {id(request.prompt): request for request in requests}  # choices of one prompt differ in their seeds
         try:
             for request in distinct.values():

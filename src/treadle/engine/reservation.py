@@ -61,7 +61,7 @@ class Reservation:
         but for as long as it takes: the request has begun. Raises like `submit`."""
         if not self._lease.vacant:
             raise InvalidRequest("no sequence has left a place for another one")
-        self._dispatch.check([request], self._lease)
+        self._dispatch.check_next(request, self._lease)
         self._admission.check_capacity([request])
         (submit,) = self._dispatch.group([request], self._lease, math.inf)
         self._lease.vacant -= 1
