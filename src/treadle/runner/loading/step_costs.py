@@ -94,12 +94,13 @@ def _decode_step_s(runner: Warmable, rows: int, clock: Clock) -> float:
 
 
 def _chunks(runner: Warmable, model: LoadedModel, capacity: _Capacity, clock: Clock) -> Iterator[StepCost]:
-    """Longer chunks are timed until one takes long enough to tell: a short one costs what any step does."""
+    """Longer chunks are timed, each twice for the shorter time, until one takes long enough to tell: a short one costs
+    what any step does. What a hiccup adds to one would be taken for what tokens cost."""
     longest = min(model.prefill_tokens or _CHUNKS[-1], model.context - 1, capacity.tokens - 1)
     seconds = 0.0
     for tokens in _CHUNKS:
         if tokens > longest or seconds >= _TELLING_S:
             return
         run_pass(runner, WarmPass(chunks=(tokens,)), clock)
-        if seconds := run_pass(runner, WarmPass(chunks=(tokens,)), clock):
+        if seconds := min(run_pass(runner, WarmPass(chunks=(tokens,)), clock) for _ in range(2)):
             yield StepCost(0, tokens, seconds)
