@@ -164,6 +164,20 @@ def test_drafts_that_no_step_can_verify_are_like_wrong_ones(rows: int, match: in
     assert refusing.run(3000) / plain_rate(UNPREPARED, rows, 400) > 0.98
 
 
+def test_what_a_step_could_not_verify_lowers_its_chances() -> None:
+    engine = Engine(UNPREPARED, 1, lambda _: 0.5, UNPREPARED.budget(), match=40, refuses=True)
+    engine.run(30)
+    assert engine.budget.usual.of(40).chance(0) < 0.7 < FIRST_MATCHED[-1]
+    assert engine.scheduler.statistics(engine.now, RunnerStatistics()).speculation.drafted == 0
+
+
+def test_more_sequences_than_a_step_samples_have_no_drafts() -> None:
+    engine = Engine(MEMORY_BOUND, MAX_SCORED_TOKENS + 1, lambda _: 0.85, MEMORY_BOUND.budget())
+    engine.run(12)
+    assert engine.budget.reason == NO_ROOM
+    assert not any(plan.verifies for plan in engine.plans)
+
+
 @pytest.mark.untraced
 def test_slow_steps_at_the_beginning_do_not_end_drafts_for_good() -> None:
     """As where kernels were compiled: what looks as if nothing could be gained is tried again, if rarely."""

@@ -14,7 +14,7 @@ from tests.runner.looped import Looped
 from tests.runner.paged.conftest import paged as paged_fixture
 from tests.runner.reference import reference, references
 from tests.runner.test_snapshots import request, some_tokens
-from treadle.core.messages import Sampling, Submit
+from treadle.core.messages import FinishReason, Sampling, Submit
 from treadle.runner.loading.model import LoadedModel
 from treadle.runner.model_runner import ModelRunner
 
@@ -150,3 +150,29 @@ def test_states_that_are_kept_hold_no_others(get: Get) -> None:
         for entry in layer.entries:
             mx.eval(entry.pool.arrays())
             assert all(array.shape[0] == 1 for array in entry.pool.arrays())
+
+
+def test_slots_are_free_where_there_is_no_memory_for_what_a_row_leaves(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They leaked, until none was left and the engine ended."""
+    runner = ModelRunner(tiny("qwen3_next", max_running=4))
+    backend: Any = runner._backend
+    release, evaluate = backend.release, backend._store._evaluate
+
+    def fails(arrays: Any) -> None:
+        raise RuntimeError("[malloc] Unable to allocate 123 bytes.")
+
+    def without_memory(sequence: Any) -> None:
+        backend._store._evaluate = fails
+        try:
+            release(sequence)
+        finally:
+            backend._store._evaluate = evaluate
+
+    monkeypatch.setattr(backend, "release", without_memory)
+    loop = Looped(runner, prefill_tokens=64)
+    for turn in range(12):
+        loop.run(Submit(f"{turn}", prompt=tuple(range(turn, turn + 40)), max_tokens=5))
+        assert loop.finish(f"{turn}") is FinishReason.LENGTH
+        assert (backend._recurrent.slots.held, runner.statistics().kv_bytes) == (0, 0)

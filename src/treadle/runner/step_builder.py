@@ -95,6 +95,8 @@ class StepBuilder:
         row.cached = segment.end
         step.segments.append(segment)
         step.rows[id_] = row
+        if chunk is not None and row.pool is not None:
+            step.pooled.append(segment)
 
     def _chunk(self, step: Step, row: RunningRow, chunk: PrefillChunk, segment: RowSegment) -> RowSegment:
         """Return the segment of a chunk, with the hidden states that its row needs."""
@@ -102,9 +104,7 @@ class StepBuilder:
             self._backend.checkpoint(row, chunk.checkpoints)
         if row.pool is None:
             return segment
-        segment = replace(segment, hidden=row.pool.needed(segment.start, segment.end))
-        step.pooled.append(segment)
-        return segment
+        return replace(segment, hidden=row.pool.needed(segment.start, segment.end))
 
     def _evict(self, step: Step, row: RunningRow) -> None:
         """Forget a row that lacks what was computed of an image, so that it is admitted again."""

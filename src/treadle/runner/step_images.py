@@ -18,9 +18,13 @@ def encode_images(
 ) -> list[RunningRow]:
     """Begin to compute layers of images of `rows`, before all else in the step. Return the rows whose layers before are
     missing; those whose pixels are fail."""
-    stale = list(_begin(step, encodes, rows, encoder))
-    with mlx_runtime("encoding an image"):
-        mx.async_eval(step.encoding)  # type: ignore[no-untyped-call]
+    try:
+        stale = list(_begin(step, encodes, rows, encoder))
+        with mlx_runtime("encoding an image"):
+            mx.async_eval(step.encoding)  # type: ignore[no-untyped-call]
+    except BaseException:
+        encoder.drop(step.encoded)  # or their features would count as computed
+        raise
     return stale
 
 

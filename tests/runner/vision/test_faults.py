@@ -5,16 +5,19 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
+import mlx.core as mx
 import msgspec
 import pytest
 
 from tests.runner.looped import Looped
 from tests.runner.noted_switch import NotedSwitch
 from tests.runner.vision.asked import Asked, Picture, VisionModel
-from treadle.core.messages import FinishReason, Image
+from treadle.core.messages import FinishReason, Image, Pooling
 from treadle.core.plan import Admit, DecodeRow, Encode, PrefillChunk, StepPlan
+from treadle.runner import step_images
 
 ModelOf = Callable[[str], VisionModel]
 CAT, DOG = Picture(1), Picture(2, 1)
@@ -107,6 +110,43 @@ def test_cancels_at_each_stage_leave_nothing(model: VisionModel) -> None:
         features = model.runner.statistics().features
         assert (features.held, features.needed_bytes) == (0, 0)
         assert not model.runner._images._begun
+
+
+@pytest.mark.parametrize("pooling", [Pooling.LAST, Pooling.MEAN])
+def test_an_image_that_does_not_fit_fails_its_embedding_alone(pooling: Pooling, model: VisionModel) -> None:
+    """By its own words, and without a step that is computed again."""
+    bad, good = model.ask("bad", CAT, text=1, tokens=0, pooling=pooling), model.ask("good", DOG, text=2)
+    prompt = list(bad.submit.prompt)
+    prompt[bad.submit.images[0].start] = 7
+    loop = Looped(model.runner)
+    loop.run(msgspec.structs.replace(bad.submit, prompt=tuple(prompt)), good.submit)
+    assert "tokens stand for an image of 6 features" in error_of(loop, "bad")
+    assert loop.tokens("good") == model.expected(good)
+    assert loop.scheduler._counters.recovered_steps == 0
+
+
+def test_features_that_there_was_no_memory_for_are_computed_again(
+    model: VisionModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, evaluate, left = model.ask("a", CAT, text=1), mx.async_eval, 5
+
+    def fails(*arrays: Any) -> None:
+        nonlocal left
+        if arrays[0]:
+            left -= 1
+        if not left:
+            left -= 1
+            raise RuntimeError("[malloc] Unable to allocate 1 bytes.")
+        evaluate(*arrays)
+
+    monkeypatch.setattr(step_images, "mx", SimpleNamespace(async_eval=fails))
+    loop = Looped(model.runner)
+    loop.submit(asked.submit)
+    while not loop.scheduler._counters.recovered_steps:
+        loop.step()
+    assert not model.runner.has_features(asked.submit.images[0].hash)
+    loop.run()
+    assert loop.tokens("a") == model.expected(asked)
 
 
 def test_sequences_that_decode_use_graphs_beside_an_image(model: VisionModel, monkeypatch: pytest.MonkeyPatch) -> None:

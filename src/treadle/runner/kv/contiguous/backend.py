@@ -257,18 +257,26 @@ class ContiguousBackend:
         """The tokens behind the last whole block are cached as well."""
         state: _State | None = sequence.kv
         sequence.kv = None
-        if state is not None and self._index is not None and state.shares:
-            if state.cached < state.committed:
-                self._cache(state, sequence, sequence.keys[state.cached : state.committed])
-            last = state.node if state.shares else None
-            if last is not None and last.tokens == (state.committed - 1) % PREFIX_BLOCK + 1:
-                self._attach_state(state, state.committed, last)
-            self._store.flush()
-            self._trim()
-        if state is not None:
+        if state is None:
+            return
+        try:
+            self._cache_rest(state, sequence)
+        finally:  # also where there is no memory for copies
             self._stacks.release(state.buffers)
-        if state is not None and self._recurrent is not None:
-            self._recurrent.slots.release(state.slots)
+            if self._recurrent is not None:
+                self._recurrent.slots.release(state.slots)
+
+    def _cache_rest(self, state: _State, sequence: KvSequence) -> None:
+        """Cache the tokens of a sequence that are not cached yet, if it shares any."""
+        if self._index is None or not state.shares:
+            return
+        if state.cached < state.committed:
+            self._cache(state, sequence, sequence.keys[state.cached : state.committed])
+        last = state.node if state.shares else None
+        if last is not None and last.tokens == (state.committed - 1) % PREFIX_BLOCK + 1:
+            self._attach_state(state, state.committed, last)
+        self._store.flush()
+        self._trim()
 
     def invalidate(self, sequences: Iterable[KvSequence]) -> None:
         for sequence in sequences:
