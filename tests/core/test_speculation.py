@@ -173,9 +173,9 @@ def test_what_a_step_could_not_verify_lowers_its_chances() -> None:
 
 def test_more_sequences_than_a_step_samples_have_no_drafts() -> None:
     engine = Engine(MEMORY_BOUND, MAX_SCORED_TOKENS + 1, lambda _: 0.85, MEMORY_BOUND.budget())
-    engine.run(12)
+    engine.run(30)
     assert engine.budget.reason == NO_ROOM
-    assert not any(plan.verifies for plan in engine.plans)
+    assert not any(plan.verifies for plan in engine.plans[-10:])
 
 
 @pytest.mark.untraced
@@ -238,7 +238,7 @@ def test_drafts_that_are_computed_when_asked_for_need_not_follow_the_token_in_fl
 
 def test_outcomes_that_plain_steps_show_for_free_need_no_trials() -> None:
     engine = Engine(MEMORY_BOUND, 4, lambda _: 0.0, MEMORY_BOUND.budget(), told=3)
-    engine.run(12)
+    engine.run(30)
     engine.plans.clear()
     engine.budget._credit_s = -1e9
     engine.run(200)

@@ -143,6 +143,9 @@ class DraftBudget:
             self._plain_left -= 1
             return {}
         rows = len(seqs)
+        if (room := MAX_SCORED_TOKENS - rows) < TRIAL_TOKENS:
+            self.verifies, self.reason = False, NO_ROOM
+            return {}
         if self._owed_s is None:
             self._owed_s = FIRST_CREDIT_STEPS * self.costs.plain_s(rows)
             self._credit_s += self._owed_s
@@ -150,10 +153,7 @@ class DraftBudget:
             return self._refused(rows, bound, offers)
         drafts = [(chance, -place, seq) for seq, chances in offers.items() for place, chance in enumerate(chances)]
         drafts.sort(key=lambda draft: draft[:2], reverse=True)
-        del drafts[max(0, MAX_SCORED_TOKENS - rows) :]
-        if not drafts:
-            self.verifies, self.reason = False, NO_ROOM
-            return {}
+        del drafts[room:]
         gain, count = self._best(rows, [chance for chance, _, _ in drafts])
         if gain < GAIN:
             return self._refused(rows, gain, offers)
