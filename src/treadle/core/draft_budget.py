@@ -104,7 +104,7 @@ class DraftBudget:
 
     def proposes(self, rows: int) -> bool:
         """Whether drafts are worth having where `rows` sequences decode."""
-        if self.could_gain(rows) or self._affords_doubtful(rows):
+        if self._may_gain(rows):
             return True
         self.reason = f"{rows} sequences would gain nothing, whatever is accepted"
         return False
@@ -248,16 +248,18 @@ class DraftBudget:
         once."""
         left_s = self._credit_s - self._run.lost_s - self.costs.refill_s(rows)
         count = TRIAL_TOKENS if slower_s(self.costs, rows, TRIAL_TOKENS) <= left_s else 1
-        if slower_s(self.costs, rows, count) > left_s or not (self.could_gain(rows) or self._affords_doubtful(rows)):
+        if slower_s(self.costs, rows, count) > left_s or not self._may_gain(rows):
             return {}
         self._trial = True
         oldest = sorted(offers, key=lambda seq: seq.last_verified)[:count]
         drafts = sorted((place, i) for i, seq in enumerate(oldest) for place in range(len(offers[seq])))
         return Counter(oldest[i] for _, i in drafts[:count])
 
-    def _affords_doubtful(self, rows: int) -> bool:
-        """Whether there is credit for a trial of drafts that could not pay by what is known: only trials correct that,
-        and a busy machine may have made it look so."""
+    def _may_gain(self, rows: int) -> bool:
+        """Whether drafts could pay, or there is credit for a trial of some that could not by what is known: only trials
+        correct that, and a busy machine may have made it look so."""
+        if self.could_gain(rows):
+            return True
         cost_s = slower_s(self.costs, rows, 1) + self.costs.refill_s(rows)
         return self._credit_s - max(0.0, self._run.lost_s) >= DOUBTFUL_TRIALS * cost_s
 

@@ -84,10 +84,8 @@ def _is_pillows(image: Any) -> bool:
 
 def _png(image: Any) -> bytes:
     """Return an image of Pillow as it is seen, in PNG, which loses nothing of RGB."""
-    from PIL import ImageOps
-
-    from ..media.decode import eight_bits
+    from ..media.decode import decode
 
     out = io.BytesIO()
-    eight_bits(ImageOps.exif_transpose(image)).convert("RGB").save(out, "PNG", compress_level=1)
+    decode(image).save(out, "PNG", compress_level=1)
     return out.getvalue()

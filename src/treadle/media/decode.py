@@ -80,10 +80,10 @@ def decode(image: Image.Image) -> Image.Image:
     upright = _TRANSPOSED.get(orientation)
     if upright is not None:
         image = _guarded(lambda: image.transpose(upright))
-    return _guarded(lambda: eight_bits(image).convert("RGB"))
+    return _guarded(lambda: _eight_bits(image).convert("RGB"))
 
 
-def eight_bits(image: Image.Image) -> Image.Image:
+def _eight_bits(image: Image.Image) -> Image.Image:
     """Return the image with the upper byte of levels of 16 bits, as Pillow itself reads colours of 16 bits. It converts
     grey ones so that all but the darkest are white."""
     if not image.mode.startswith("I"):

@@ -2,9 +2,8 @@
 
 MLX 0.32 collects a pass's operations in CUDA graphs, and keeps those that it has made. That pays for decode steps,
 which are the same graphs again and again. Prompts and images come in many shapes, with graphs of their own, and making
-one takes the host 1.5 ms. MLX decides once, by MLX_USE_CUDA_GRAPHS, and keeps the answer in a
-variable of its library, which is changed here between two evaluations. It is found by its symbol: a library without
-that has no switch.
+one takes the host 1.5 ms. MLX decides once, by MLX_USE_CUDA_GRAPHS, and keeps the answer in a variable of its library,
+which is changed here between two evaluations. It is found by its symbol: a library without that has no switch.
 """
 
 from __future__ import annotations

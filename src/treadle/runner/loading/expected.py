@@ -70,8 +70,7 @@ def expected_path(
     if device == "cuda" and pages:
         try:
             config = replace(page_layers(library, module, bits, kernels), context=context)
-            found = Expected(Backend.PAGED, prefix_reuse(config), (), config.cost, config.slot_bytes)
-            return found._replace(config=config)
+            return Expected(Backend.PAGED, prefix_reuse(config), (), config.cost, config.slot_bytes, config=config)
         except Unsupported as error:
             rejected.append(Rejection("paged", str(error)))
     try:

@@ -84,9 +84,11 @@ def with_longer_steps(target: LoadedModel, scorer: LoadedModel, prefill_tokens: 
     try:
         most = pass_bytes(own, target.module, least)
         for tokens in (2 * least, 4 * least):
-            fits = tokens <= min(LONGEST_STEP, scorer.context) and longest == tokens // 2
-            if fits and pass_bytes(other, scorer.module, tokens) <= most:
-                longest = tokens
+            if longest < least or tokens > min(LONGEST_STEP, scorer.context):
+                break
+            if pass_bytes(other, scorer.module, tokens) > most:
+                break
+            longest = tokens
     except OutOfMemory as error:
         _log.info("steps of the scorer have up to %d tokens: %s", longest, error)
     config = replace(other, step_tokens=longest)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ...core.capabilities import Capabilities, StepCost
@@ -18,6 +18,7 @@ _MOST_ROWS = 64
 _STEPS = 3  # the first may compile
 _CHUNKS = (64, 256, 1024)
 _TELLING_S = 0.1  # a chunk that takes this long tells the cost of a token
+_TIMES = 3  # the first may compile
 
 
 @dataclass(frozen=True)
@@ -94,13 +95,18 @@ def _decode_step_s(runner: Warmable, rows: int, clock: Clock) -> float:
 
 
 def _chunks(runner: Warmable, model: LoadedModel, capacity: _Capacity, clock: Clock) -> Iterator[StepCost]:
-    """Longer chunks are timed, each twice for the shorter time, until one takes long enough to tell: a short one costs
-    what any step does. What a hiccup adds to one would be taken for what tokens cost."""
     longest = min(model.prefill_tokens or _CHUNKS[-1], model.context - 1, capacity.tokens - 1)
-    seconds = 0.0
-    for tokens in _CHUNKS:
-        if tokens > longest or seconds >= _TELLING_S:
+    return timed_chunks(_CHUNKS, longest, lambda tokens: run_pass(runner, WarmPass(chunks=(tokens,)), clock))
+
+
+def timed_chunks(sizes: Sequence[int], longest: int, run: Callable[[int], float]) -> Iterator[StepCost]:
+    """Yield the costs of chunks of the ascending `sizes` up to `longest`, by the seconds for which they `run` (0: one
+    failed). Longer chunks are timed until one takes long enough to tell: a short one costs what any step does. The
+    shortest time of each counts: what a hiccup adds would be taken for what tokens cost."""
+    for tokens in sizes:
+        if tokens > longest:
             return
-        run_pass(runner, WarmPass(chunks=(tokens,)), clock)
-        if seconds := min(run_pass(runner, WarmPass(chunks=(tokens,)), clock) for _ in range(2)):
+        if seconds := min(run(tokens) for _ in range(_TIMES)):
             yield StepCost(0, tokens, seconds)
+        if seconds >= _TELLING_S:
+            return

@@ -5,7 +5,7 @@ mlx-lm's text models turn all pairs by one position. With three equal axes, as o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -59,6 +59,14 @@ def turning_by(axes: RotaryAxes, rotations: Sequence[Any]) -> Iterator[None]:
     """Let `rotations` take offsets (T, 3) inside the block, of tokens (T, heads, 1, D)."""
     with called_as((rotation, partial(_turned, axes, rotation)) for rotation in rotations):
         yield
+
+
+def replace_parts(model: Any, made: Callable[[Any], Any]) -> None:
+    """Put what `made` returns of each part of `model`'s modules, such as a rotation, in its place."""
+    for _, module in model.named_modules():
+        for name, one in module.children().items():
+            if (other := made(one)) is not one:
+                setattr(module, name, other)
 
 
 def rotations_of(model: Any) -> list[Any]:

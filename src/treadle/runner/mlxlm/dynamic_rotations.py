@@ -9,18 +9,20 @@ from typing import Any
 
 import mlx.nn as nn
 
-from .axes import rotations_of
+from .axes import replace_parts
 
 _NAME = "DynamicNTKScalingRoPE"
 
 
 def unscale_dynamic(model: Any, context: int) -> None:
     """Replace dynamic rotations of `model` by plain ones where these turn the first `context` positions alike."""
-    dynamic = {id(one) for one in rotations_of(model) if type(one).__name__ == _NAME and _is_plain(one, context)}
-    for _, module in model.named_modules() if dynamic else ():
-        for name, one in module.children().items():
-            if id(one) in dynamic:
-                setattr(module, name, nn.RoPE(one.dims, traditional=one.traditional, base=one.base))
+
+    def plain(one: Any) -> Any:
+        if type(one).__name__ != _NAME or not _is_plain(one, context):
+            return one
+        return nn.RoPE(one.dims, traditional=one.traditional, base=one.base)
+
+    replace_parts(model, plain)
 
 
 def _is_plain(rotation: Any, context: int) -> bool:

@@ -18,7 +18,7 @@ from typing import Any
 
 import mlx.nn as nn
 
-from .axes import rotations_of
+from .axes import replace_parts, rotations_of
 from .hooks import derived
 from .older_fields import reading, with_older_fields
 
@@ -157,12 +157,15 @@ def _give_factor(rotation: Any, scaling: Mapping[str, Any]) -> Any:
 def _adapt(model: Any, text: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
     """Give rotations that classes of `model` make themselves the factor that is `wanted`, and make those of HunYuan
     plain ones where it was not to scale them."""
-    for _, module in model.named_modules():
-        for name, one in module.children().items():
-            if type(one).__name__ == _ALPHA and wanted["type"] not in _READ[_HUNYUAN]:
-                setattr(module, name, nn.RoPE(one.dims, traditional=False, base=text.get("rope_theta", _BASE)))
-            elif type(one).__name__ != "YarnRoPE":  # which `initialize_rope` has made, by the kind of the layer
-                _give_factor(one, wanted)
+
+    def adapted(one: Any) -> Any:
+        if type(one).__name__ == _ALPHA and wanted["type"] not in _READ[_HUNYUAN]:
+            return nn.RoPE(one.dims, traditional=False, base=text.get("rope_theta", _BASE))
+        if type(one).__name__ == "YarnRoPE":  # which `initialize_rope` has made, by the kind of the layer
+            return one
+        return _give_factor(one, wanted)
+
+    replace_parts(model, adapted)
 
 
 def _plain(model: Any) -> list[Any]:
@@ -180,8 +183,11 @@ def _scale(model: Any, rotations: Sequence[Any], wanted: dict[str, Any]) -> None
     from mlx_lm.models.rope_utils import initialize_rope  # which `connect` has imported, and checked
 
     plain = {id(one) for one in rotations}
-    for _, module in model.named_modules():
-        for name, one in module.children().items():
-            if id(one) in plain:
-                scaled = initialize_rope(one.dims, one.base, one.traditional, wanted, wanted.get(_LENGTH))
-                setattr(module, name, _give_factor(scaled, wanted))
+
+    def scaled(one: Any) -> Any:
+        if id(one) not in plain:
+            return one
+        made = initialize_rope(one.dims, one.base, one.traditional, wanted, wanted.get(_LENGTH))
+        return _give_factor(made, wanted)
+
+    replace_parts(model, scaled)

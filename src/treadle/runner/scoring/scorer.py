@@ -33,14 +33,14 @@ from ..kv.backend import Clock
 from ..kv.seen_queries import ObservedBackend, Seen
 from ..loading.model import LoadedModel, build_backend
 from ..loading.scorer import SCORED_ROWS
+from ..loading.step_costs import timed_chunks
 from ..step import RunningRow
 from .importance import attended, kept_positions
 
 _log = logging.getLogger(__name__)
 _SALT = "warm-up"
 _TIMED = (64, 256, 1024, 4096)
-"""Lengths of chunks that are timed, until one takes `_TELLING_S`: that tells what a token costs."""
-_TELLING_S = 0.1
+"""Lengths of chunks that are timed."""
 
 
 class _Room(NamedTuple):
@@ -276,22 +276,14 @@ class Scorer:
             if sum(chunks) + size <= longest and (not most or size < most):
                 chunks.append(size)
         self._warm(chunks, compare=True)
-        self._chunks = tuple(self._timed(min(longest, most or _TIMED[-1])))
+        longest = min(longest, most or _TIMED[-1])
+        self._chunks = tuple(timed_chunks(_TIMED, longest, lambda tokens: self._warm([tokens])))
         self.reset()
 
     def warm_up_look_ahead(self) -> None:
         """Do what follows a prompt's chunks, for one of a single token. Leaves nothing behind."""
         self._warm([1], compare=True)
         self.reset()
-
-    def _timed(self, longest: int) -> Iterator[StepCost]:
-        for size in _TIMED:
-            if size > longest:
-                return
-            seconds = min(self._warm([size]) for _ in range(2))
-            yield StepCost(0, size, seconds)
-            if seconds >= _TELLING_S:
-                return
 
     def _warm(self, chunks: Sequence[int], *, compare: bool = False) -> float:
         """Compute a prompt in chunks, and `compare` a token behind it with all before. Return the chunks' seconds."""
