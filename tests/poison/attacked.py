@@ -48,7 +48,7 @@ def attacked(folder: Path, *, context: int) -> Iterator[Target]:
     """A server in `folder`. At the end asserts that nothing is left of the attack: the same engine, no place taken, the
     bystander's answers as before, and no traceback in the log."""
     model = make_tiny(folder / "model", context=context, eos=False)
-    options = ("--grpc-port", "0", "--max-running", "4", "--max-waiting", "8")
+    options = ("--grpc-port", "0", "--max-running", "4", "--max-waiting", "8", "--max-wait", "60")
     with Serve(model, *options, log=folder / "log") as serve:
         serve.ready()
         before = serve.status()["engine"]
