@@ -10,6 +10,7 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
+from msgspec import structs
 
 from tests.runner.backends import Driven, segment
 from tests.runner.paged.models import LAYERS, make, paged
@@ -93,6 +94,20 @@ def test_who_has_few_tokens_goes_first() -> None:
     assert [len(piece.tokens) for piece in backend.order(pieces[1:3])] == [8, 1, 3]
     backend.in_buckets = False
     assert [piece.id for piece in backend.order(pieces)] == ["b", "c", "a", "d"]
+
+
+def test_long_segments_that_verify_drafts_have_few_tokens_of_padding() -> None:
+    """Up to 8 tokens take kernels that read weights once; 32 would not."""
+    _, rows = rows_of()
+
+    def ordered(*counts: int, drafts: bool) -> list[int]:
+        pieces = [structs.replace(segment("a", (0,) * n, 0), drafts=(n - 1) * drafts) for n in counts]
+        return [len(piece.tokens) for piece in rows.backend.order(pieces)]
+
+    assert ordered(12, drafts=True) == [12]
+    assert ordered(9, drafts=True) == [9, 3]
+    assert ordered(9, drafts=False) == [9, 23]
+    assert ordered(9, 2, drafts=True) == [2, 2, 9, 3]
 
 
 def test_a_pass_over_more_pages_than_there_are_raises_and_others_keep_theirs() -> None:

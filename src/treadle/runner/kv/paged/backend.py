@@ -251,13 +251,15 @@ class PagedBackend:
         return done
 
     def order(self, segments: Sequence[RowSegment]) -> list[RowSegment]:
-        """Short segments first, as they go to another kernel than long ones; both are padded to a bucket."""
+        """Short segments first, as they go to another kernel than long ones; both are padded to a bucket: long ones
+        that verify drafts to that of as many sequences, as products of few tokens are faster."""
         short = self._step.short
         many = [segment for segment in segments if len(segment.tokens) > short]
         few = [segment for segment in segments if len(segment.tokens) <= short] if many else list(segments)
         if not self._pads(segments):
             return [*few, *many]
-        return [*few, *_missing(few, mixed_bucket if many else decode_bucket), *many, *_missing(many, prompt_bucket)]
+        long_bucket = decode_bucket if all(segment.drafts for segment in many) else prompt_bucket
+        return [*few, *_missing(few, mixed_bucket if many else decode_bucket), *many, *_missing(many, long_bucket)]
 
     def _pads(self, segments: Sequence[RowSegment]) -> bool:
         """Whether a pass over `segments` is compiled, and so padded to a bucket."""
