@@ -13,8 +13,11 @@ in turns of a few steps, as
   are short. A server takes this way or `single`, as its warm-up finds.
 
 Columns: medians of a step from its start to its result, and of how long starting it took the host, in ms; of plain
-steps that are prepared ahead, for comparison. `--few-rows` are numbers of rows up to which products of heavy layers are
-our own ones (`fused/merged_linear`), each in a process of its own.
+steps that are prepared ahead, for comparison. A second table splits the steps of `single`: starting them into building
+the segments (build), columns and page tables (begin), the pass's graph (graph) and handing it to the device (launch);
+then waiting for the tokens (wait) and the rest of finishing them (settle). The device's own time (device) is that of a
+step behind other work, which hides all launches. `--few-rows` are numbers of rows up to which products of heavy layers
+are our own ones (`fused/merged_linear`), each in a process of its own.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +36,10 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
 
 TURN = 6
 """Steps of one way before the next one has its turn; the first is not counted."""
+
+
+COVER_SIZE, COVER = 8192, 12
+"""Products of so large square matrices that hide a step's launches: some 20 ms."""
 
 
 class Ways:
@@ -65,6 +72,7 @@ class Verifying:
         self._batch = Rows(runner, [length] * rows, 4096, vocabulary=vocabulary)
         self._batch.run(1)
         self._places = list(self._batch.position)
+        self.cover: Callable[[], None] = lambda: None
 
     def plain_ms(self, steps: int) -> tuple[float, float]:
         """Milliseconds of a plain step, and of starting it."""
@@ -79,6 +87,7 @@ class Verifying:
         decode = tuple(DecodeRow(str(i), place, drafts) for i, place in enumerate(self._places))
         with self._runner.filled_drafts():
             began = time.perf_counter()
+            self.cover()
             self._runner.start(StepPlan(step=0, decode=decode))
             started = time.perf_counter()
             result = self._runner.finish()
@@ -87,6 +96,57 @@ class Verifying:
         for row in result.rows:
             self._places[int(row.id)] += len(row.tokens)
         return ended - began, started - began
+
+
+class Parts:
+    """Splits verifying steps into parts, in ms, and finds the device's own time."""
+
+    names = ("build", "begin", "graph", "launch", "wait", "settle", "device")
+
+    def __init__(self, runner: Any) -> None:
+        import mlx.core as mx
+        from benchmarks.gpu.launch_waits import Watch
+
+        from treadle.runner.verification import Verified
+
+        self._watch = watch = Watch()
+        watch.wrap(runner._builder, "build", "build")
+        watch.wrap(runner._backend, "begin", "begin")
+        watch.wrap(runner._backend._forward, "run", "graph")
+        watch.wrap(mx, "async_eval", "launch")
+        watch.wrap(Verified, "__init__", "wait")
+        self._square = mx.ones((COVER_SIZE, COVER_SIZE), mx.bfloat16)
+        mx.eval(self._square)
+
+    def _covering(self) -> Any:
+        import mlx.core as mx
+
+        found = self._square
+        for _ in range(COVER):
+            found = found @ self._square
+        mx.async_eval(found)
+        return found
+
+    def take(self, verifying: Verifying, drafts: int, steps: int) -> dict[str, float]:
+        import mlx.core as mx
+
+        found: dict[str, list[float]] = {name: [] for name in self.names}
+        for _ in range(steps):
+            self._watch.take()
+            whole, start = verifying.step(drafts)
+            parts = self._watch.take()
+            for name in self.names[:5]:
+                found[name].append(parts[name])
+            found["settle"].append(whole - start - parts["wait"])
+        alone = []
+        for _ in range(steps):
+            began = time.perf_counter()
+            mx.eval(self._covering())
+            alone.append(time.perf_counter() - began)
+        verifying.cover = self._covering
+        found["device"] = [verifying.step(drafts)[0] - statistics.median(alone) for _ in range(steps)]
+        verifying.cover = lambda: None
+        return {name: 1e3 * statistics.median(some) for name, some in found.items()}
 
 
 def measure(options: argparse.Namespace, runner: Any, vocabulary: int) -> None:
@@ -105,6 +165,15 @@ def measure(options: argparse.Namespace, runner: Any, vocabulary: int) -> None:
             cells = [[1e3 * statistics.median(part) for part in zip(*some, strict=True)] for some in found.values()]
             told = " | ".join(f"{step:.2f} ({start:.2f})" for step, start in cells)
             print(f"| {rows} | {drafts} | {plain:.2f} ({host:.2f}) | {told} |", flush=True)
+        verifying._batch.release()
+    ways.use("single")
+    parts = Parts(runner)
+    print("\n| rows | drafts | " + " | ".join(Parts.names) + " |\n|---|---|" + "---|" * len(Parts.names))
+    for rows in options.rows:
+        verifying = Verifying(runner, rows, options.length, vocabulary)
+        for drafts in options.drafts:
+            took = parts.take(verifying, drafts, options.steps)
+            print(f"| {rows} | {drafts} | " + " | ".join(f"{ms:.2f}" for ms in took.values()) + " |", flush=True)
         verifying._batch.release()
 
 
