@@ -42,6 +42,17 @@ class Watch:
         self.seconds: Times = defaultdict(float)
         self._inner = [0.0]
 
+    @classmethod
+    def of(cls, runner: Any) -> Watch:
+        """The PARTS of starting steps of a `runner` with a paged backend."""
+        import mlx.core as mx
+
+        backend, watch = runner._backend, cls()
+        places = (runner._builder, "build"), (backend, "begin"), (backend._forward, "run"), (mx, "async_eval")
+        for (owner, name), part in zip(places, PARTS, strict=True):
+            watch.wrap(owner, name, part)
+        return watch
+
     def wrap(self, owner: Any, name: str, part: str) -> None:
         call: Callable[..., Any] = getattr(owner, name)
 
@@ -66,11 +77,10 @@ class Steps:
     """Rows of `runner` that decode, and a long prompt of which some steps compute a chunk."""
 
     def __init__(self, runner: Any, rows: int, prompt: int, vocabulary: int) -> None:
-        import mlx.core as mx
         from benchmarks.gpu.steps import Rows
 
         self.runner = runner
-        self.watch = Watch()
+        self.watch = Watch.of(runner)
         self._ids = [str(row) for row in range(rows)]
         decoding = Rows(runner, [128] * rows, 4096, vocabulary=vocabulary)
         decoding.run(1)
@@ -82,11 +92,6 @@ class Steps:
         self._ended = time.perf_counter()
         self._started: list[Times] = []
         self.finished: list[Times] = []
-        backend = runner._backend
-        self.watch.wrap(runner._builder, "build", "build")
-        self.watch.wrap(backend, "begin", "begin")
-        self.watch.wrap(backend._forward, "run", "graph")
-        self.watch.wrap(mx, "async_eval", "launch")
 
     def run(self, chunk: int) -> None:
         """One step with a chunk of so many tokens, or none, beside the rows; the step before it is finished."""

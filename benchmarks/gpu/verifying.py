@@ -34,10 +34,10 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
 
+from benchmarks.gpu.launch_waits import PARTS, Watch  # noqa: E402
+
 TURN = 6
 """Steps of one way before the next one has its turn; the first is not counted."""
-
-
 COVER_SIZE, COVER = 8192, 12
 """Products of so large square matrices that hide a step's launches: some 20 ms."""
 
@@ -72,7 +72,6 @@ class Verifying:
         self._batch = Rows(runner, [length] * rows, 4096, vocabulary=vocabulary)
         self._batch.run(1)
         self._places = list(self._batch.position)
-        self.cover: Callable[[], None] = lambda: None
 
     def plain_ms(self, steps: int) -> tuple[float, float]:
         """Milliseconds of a plain step, and of starting it."""
@@ -80,14 +79,15 @@ class Verifying:
         self._places = list(self._batch.position)
         return self._batch.decode_ms(), self._batch.host_ms()
 
-    def step(self, drafts: int) -> tuple[float, float]:
-        """Seconds of a step with so many drafts a row, and of starting it."""
+    def step(self, drafts: int, cover: Callable[[], object] = lambda: None) -> tuple[float, float]:
+        """Seconds of a step with so many drafts a row, and of starting it; both from before `cover`, which may give the
+        device other work first."""
         from treadle.core.plan import DecodeRow, StepPlan
 
         decode = tuple(DecodeRow(str(i), place, drafts) for i, place in enumerate(self._places))
         with self._runner.filled_drafts():
             began = time.perf_counter()
-            self.cover()
+            cover()
             self._runner.start(StepPlan(step=0, decode=decode))
             started = time.perf_counter()
             result = self._runner.finish()
@@ -101,24 +101,19 @@ class Verifying:
 class Parts:
     """Splits verifying steps into parts, in ms, and finds the device's own time."""
 
-    names = ("build", "begin", "graph", "launch", "wait", "settle", "device")
+    names = (*PARTS, "wait", "settle", "device")
 
     def __init__(self, runner: Any) -> None:
         import mlx.core as mx
-        from benchmarks.gpu.launch_waits import Watch
 
         from treadle.runner.verification import Verified
 
-        self._watch = watch = Watch()
-        watch.wrap(runner._builder, "build", "build")
-        watch.wrap(runner._backend, "begin", "begin")
-        watch.wrap(runner._backend._forward, "run", "graph")
-        watch.wrap(mx, "async_eval", "launch")
-        watch.wrap(Verified, "__init__", "wait")
+        self._watch = Watch.of(runner)
+        self._watch.wrap(Verified, "__init__", "wait")
         self._square = mx.ones((COVER_SIZE, COVER_SIZE), mx.bfloat16)
         mx.eval(self._square)
 
-    def _covering(self) -> Any:
+    def _cover(self) -> Any:
         import mlx.core as mx
 
         found = self._square
@@ -127,29 +122,29 @@ class Parts:
         mx.async_eval(found)
         return found
 
-    def take(self, verifying: Verifying, drafts: int, steps: int) -> dict[str, float]:
+    def _cover_s(self) -> float:
         import mlx.core as mx
 
+        began = time.perf_counter()
+        mx.eval(self._cover())
+        return time.perf_counter() - began
+
+    def take(self, verifying: Verifying, drafts: int, steps: int) -> dict[str, float]:
+        """Medians of steps with so many drafts a row."""
         found: dict[str, list[float]] = {name: [] for name in self.names}
         for _ in range(steps):
             self._watch.take()
             whole, start = verifying.step(drafts)
             parts = self._watch.take()
-            for name in self.names[:5]:
+            for name in (*PARTS, "wait"):
                 found[name].append(parts[name])
             found["settle"].append(whole - start - parts["wait"])
-        alone = []
-        for _ in range(steps):
-            began = time.perf_counter()
-            mx.eval(self._covering())
-            alone.append(time.perf_counter() - began)
-        verifying.cover = self._covering
-        found["device"] = [verifying.step(drafts)[0] - statistics.median(alone) for _ in range(steps)]
-        verifying.cover = lambda: None
+        alone = statistics.median(self._cover_s() for _ in range(steps))
+        found["device"] = [verifying.step(drafts, self._cover)[0] - alone for _ in range(steps)]
         return {name: 1e3 * statistics.median(some) for name, some in found.items()}
 
 
-def measure(options: argparse.Namespace, runner: Any, vocabulary: int) -> None:
+def measure_ways(options: argparse.Namespace, runner: Any, vocabulary: int) -> None:
     ways = Ways(runner)
     print("| rows | drafts | plain (host) | " + " | ".join(f"{way} (host)" for way in ways.names) + " |")
     print("|---|---|---|" + "---|" * len(ways.names))
@@ -167,6 +162,10 @@ def measure(options: argparse.Namespace, runner: Any, vocabulary: int) -> None:
             print(f"| {rows} | {drafts} | {plain:.2f} ({host:.2f}) | {told} |", flush=True)
         verifying._batch.release()
     ways.use("single")
+
+
+def measure_parts(options: argparse.Namespace, runner: Any, vocabulary: int) -> None:
+    """Print the parts of steps whose operations are launched one by one."""
     parts = Parts(runner)
     print("\n| rows | drafts | " + " | ".join(Parts.names) + " |\n|---|---|" + "---|" * len(Parts.names))
     for rows in options.rows:
@@ -198,7 +197,8 @@ def child(options: argparse.Namespace) -> None:
     if model.graphs is None and not options.small:
         sys.exit("MLX has no switch for CUDA graphs here: all steps are launched in the same way")
     print(f"{model.compute.summary()}; our products up to {merged_linear.FEW_ROWS} rows", flush=True)
-    measure(options, runner, model.vocabulary)
+    measure_ways(options, runner, model.vocabulary)
+    measure_parts(options, runner, model.vocabulary)
     runner.close()
 
 
