@@ -45,17 +45,26 @@ COVER_SIZE, COVER = 8192, 12
 class Ways:
     """Sets how a `runner` launches steps that verify."""
 
-    names = ("single", "graphs", "early")
+    names = (
+        "single",
+        "single, early",
+        "single, ahead",
+        "single, early, ahead",
+        "graphs, early",
+        "graphs, early, ahead",
+    )
 
     def __init__(self, runner: Any) -> None:
         self._runner = runner
+        self._prepare = runner._backend.prepare
         selection = runner._backend._forward._selection
         self._take = selection.take_early
         selection.take_early = self._taken
         self._early = True
 
     def use(self, name: str) -> None:
-        self._runner.verifies_in_graphs, self._early = name != "single", name == "early"
+        self._runner.verifies_in_graphs, self._early = "graphs" in name, "early" in name
+        self._runner._backend.prepare = self._prepare if "ahead" in name else lambda: None
 
     def _taken(self) -> Sequence[Any]:
         early: Sequence[Any] = self._take()

@@ -42,3 +42,64 @@ def test_none_is_left_after_clearing() -> None:
     assert len(programs) == 0
     programs.get(1, made(1))
     assert made.shapes == [1, 1]
+
+
+def summed(called: list[int]) -> Callable[[], Callable[..., list[int]]]:
+    """Make a program that counts its calls."""
+
+    def program(one: Number, more: list[Number | None]) -> list[int]:
+        called.append(one.value)
+        return [one.value + sum(other.value for other in more if other is not None)]
+
+    return lambda: program
+
+
+class Number:
+    """An input, which is equal to any other."""
+
+    def __init__(self, value: int) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    __hash__ = object.__hash__
+
+
+def test_a_call_takes_what_was_made_ahead_of_its_inputs() -> None:
+    called: list[int] = []
+    programs, one, two, last = CompiledPasses(), Number(1), Number(2), Number(4)
+    assert programs.call("shape", summed(called), one, [two, None]) == [3]
+    programs.prepare({id(two): last})
+    assert called == [1, 1]
+    assert programs.call("shape", summed(called), one, [last, None]) == [5]
+    assert called == [1, 1]
+    assert programs.call("shape", summed(called), one, [last, None]) == [5]
+    assert called == [1, 1, 1], "once"
+
+
+def test_a_call_of_other_inputs_or_shapes_is_its_own() -> None:
+    called: list[int] = []
+    programs, one, two = CompiledPasses(), Number(1), Number(2)
+    for shape, inputs in (("shape", (one, [Number(2)])), ("other", (one, [two])), ("third", (two, [two, None]))):
+        programs.call("shape", summed(called), one, [two])
+        programs.prepare({id(one): one})
+        before = len(called)
+        programs.call(shape, summed(called), *inputs)
+        assert len(called) == before + 1
+        programs.call("shape", summed(called), one, [two])
+        assert len(called) == before + 2, "what was made ahead is for the next call alone"
+
+
+def test_nothing_is_made_ahead_of_no_call_or_for_no_inputs() -> None:
+    called: list[int] = []
+    programs, one = CompiledPasses(), Number(1)
+    programs.prepare({id(one): one})
+    programs.call("shape", summed(called), one, [])
+    programs.prepare({})
+    programs.prepare({id(one): one})
+    assert called == [1]
+    programs.call("shape", summed(called), one, [])
+    programs.clear()
+    programs.prepare({id(one): one})
+    assert called == [1, 1]

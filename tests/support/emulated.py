@@ -29,6 +29,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from tests.support.cuda import run_late
 from tests.support.emulated_text import translated
 from treadle.runner.device.cuda import CudaKernel, _short, text
 from treadle.runner.device.program_text import KernelText
@@ -314,7 +315,7 @@ class EmulatedKernels(Kernels):
     """The paged cache's kernels, emulated. They run when they are called: nothing can be traced."""
 
     kernel: ClassVar[type[CudaKernel]] = EmulatedKernel
-    compile: ClassVar[Callable[..., Any]] = staticmethod(lambda program: program)
+    compile: ClassVar[Callable[..., Any]] = staticmethod(run_late)
 
 
 def shuffled(kernel: type[EmulatedKernel], seed: int) -> type[EmulatedKernel]:

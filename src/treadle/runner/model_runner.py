@@ -355,7 +355,7 @@ class ModelRunner:
             hidden = bool(step.pooled) or step.observed
             done = step.computed = self._backend.compute(step.segments, sampled, hidden=hidden)
             early, done.early = done.early, ()
-            if step.drafts and self.verifies_in_graphs:  # nothing is in flight, and the device waits for this step
+            if step.drafts:  # nothing is in flight, and the device waits for this step
                 for array in early:
                     mx.async_eval(array)  # type: ignore[no-untyped-call]
             done.arrays += step.encoding
@@ -373,6 +373,8 @@ class ModelRunner:
 
     def _read(self, step: Step) -> StepResult:
         with mlx_runtime("finishing a step"):
+            if step.drafts:
+                self._backend.prepare()
             verified = Verified(step) if step.drafts else None
             tokens, found, redrawn = step.read() if verified is None else ([], {}, False)
             redrawn = (verified is None and step.settle(tokens, found)) or redrawn

@@ -15,6 +15,7 @@ from tests.runner.speculation_requests import CALL, answers, made, mixed, same
 from tests.support.scripted_drafter import ScriptedDrafter
 from treadle.core.messages import Sampling, Submit
 from treadle.core.plan import Admit, DecodeRow, PrefillChunk, StepPlan
+from treadle.runner.forward import compiled
 from treadle.runner.forward.batch_buckets import decode_bucket
 from treadle.runner.kv.backend import WarmLimits
 from treadle.runner.kv.paged.paged_pass import PAGE
@@ -40,6 +41,28 @@ def test_every_request_gains_what_it_gains_without_drafts(paged: Paged, name: st
     assert again.run(preempt=3) == answers(wanted)
     assert runner.free_blocks() == free
     assert runner.statistics().kv_bytes == 0
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_steps_take_the_pass_that_was_prepared_meanwhile(
+    paged: Paged, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where as many tokens are verified as in the step before; alone, and where rows leave."""
+    model = paged(name)
+    some = [Submit(id=f"{i}", prompt=(i, *range(30 + i)), max_tokens=40 + 40 * i) for i in range(2)]
+    wanted = Speculated(made(model), some, drafts=0).run()
+    taken = []
+    is_of = compiled._Call.is_of
+
+    def noted(call: Any, *args: Any) -> bool:
+        taken.append(is_of(call, *args))
+        return taken[-1]
+
+    monkeypatch.setattr(compiled._Call, "is_of", noted)
+    runner = made(model, ScriptedDrafter(wanted, 0.6))
+    run = Speculated(runner, some, drafts=3)
+    assert run.run() == wanted
+    assert sum(taken) > run.verifying // 3 > 10
 
 
 @pytest.mark.parametrize("name", MODELS[:4])
@@ -98,7 +121,7 @@ def test_states_are_computed_again_beside_forced_tokens() -> None:
 def test_the_first_layers_of_a_step_that_verifies_are_evaluated_first(
     layers: int, pieces: list[int], in_graphs: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where it uses CUDA graphs, the first of which are short then; not those of other steps."""
+    """With CUDA graphs, the first of which are short then, and without; not those of other steps."""
     module = make("llama", num_hidden_layers=layers)
     runner = made(loaded(module, paged_config(module)), ScriptedDrafter({"a": [0] * 99}))
     assert runner.verifies_in_graphs, "MLX has no switch here"
@@ -117,7 +140,7 @@ def test_the_first_layers_of_a_step_that_verifies_are_evaluated_first(
     with runner.filled_drafts():
         result = runner.execute(StepPlan(2, decode=(DecodeRow("a", 2, drafts=3),)))
     assert result.rows[0].drafted == 3
-    assert [one.shape[0] for one in evaluated[1:-1]] == (pieces if in_graphs else [])
+    assert [one.shape[0] for one in evaluated[1:-1]] == pieces
     runner.close()
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from typing import Any
 
 import mlx.core as mx
@@ -22,6 +25,8 @@ RING = 1 << 20
 """Numbers of a ring: many more than two steps take, so that no copy is ever waited for. Arrays of more than a quarter
 of it are made anew. The page tables of 128 sequences of 16,000 tokens take a quarter of that, and the bitmasks of 32
 rows over 262,144 tokens all of it."""
+RESERVE = 1 << 18
+"""Numbers of the memory for arrays that are made ahead: what a step takes at most of the ring, or it is not made so."""
 _ALIGNED = 4
 """Numbers that a kernel may read at once: each array begins at a multiple."""
 _LEAST = 1024
@@ -33,6 +38,20 @@ def direct(*arrays: npt.NDArray[Any]) -> list[Any]:
     return [mx.array(array) for array in arrays]
 
 
+_Layout = Sequence[tuple[tuple[int, ...], Any]]
+"""Shapes and dtypes of arrays that are put together."""
+
+
+@dataclass(frozen=True)
+class _Reserved:
+    """The `arrays` of a `put` to come: parts of a `copy` of the reserve's numbers from `first` on."""
+
+    layout: _Layout
+    first: int
+    copy: Any
+    arrays: list[Any]
+
+
 class Staging:
     """Copies small arrays, int32 or float32, to the device's own memory, several at once.
 
@@ -40,24 +59,78 @@ class Staging:
     kernel that reads it fetches it again, microseconds at a time. Once it is freed, its memory is used for the next
     array of about its size, activations included. So each step's arrays are copied at once, out of a ring of memory
     that is never freed, and written again once it has been copied.
+
+    Arrays may be there before their numbers are: those of a pass that is likely to come are reserved, and its graph is
+    built on them, while the device computes the pass before.
     """
 
     def __init__(self) -> None:
         self._next = 0
         self._copies: deque[tuple[int, int, Any]] = deque()
+        self._noted: list[tuple[_Layout, list[Any]]] | None = None
+        self._reserved: deque[_Reserved] = deque()
+        self._filled: list[Any] = []
 
     @cached_property
     def _memory(self) -> PinnedMemory:
         return PinnedMemory(RING)
 
+    @cached_property
+    def _reserve(self) -> PinnedMemory:
+        return PinnedMemory(RESERVE)
+
     def put(self, *arrays: npt.NDArray[Any]) -> list[Any]:
-        """The arrays, on the device."""
-        starts = [0, *np.cumsum([-(-array.size // _ALIGNED) * _ALIGNED for array in arrays]).tolist()]
-        packed = np.zeros(starts[-1], np.uint32)
-        for array, start in zip(arrays, starts[:-1], strict=True):
+        """The arrays, on the device: reserved ones, where such were expected."""
+        layout = [(array.shape, array.dtype) for array in arrays]
+        *starts, end = _starts(layout)
+        packed = np.zeros(end, np.uint32)
+        for array, start in zip(arrays, starts, strict=True):
             packed[start : start + array.size] = array.ravel().view(np.uint32)
-        device = self._copied(packed, max(_LEAST, 1 << (starts[-1] - 1).bit_length()))
-        return [_part(device, start, array) for array, start in zip(arrays, starts[:-1], strict=True)]
+        made = self._expected(layout, packed) if self._reserved else None
+        if made is None:
+            made = _parts(self._copied(packed, _padded(end)), layout)
+        if self._noted is not None:
+            self._noted.append((layout, made))
+        return made
+
+    def note(self, on: bool) -> None:
+        """Keep track of what is put from now on, for `reserve`, or stop that."""
+        self._noted = [] if on else None
+
+    def reserve(self) -> dict[int, Any]:
+        """Make the arrays of the next calls of `put` ahead, which are expected to be like those since `note`. Return
+        them by the ids of the arrays that those calls returned; none where there is no room.
+
+        They must not be evaluated before they are put. Then their numbers are written to the reserve, from which they
+        are copied: so whatever was put there after the reservation before has to be evaluated, or about to be.
+        """
+        noted, self._noted = self._noted or [], None
+        self._reserved.clear()
+        counts = [_padded(_starts(layout)[-1]) for layout, _ in noted]
+        found: dict[int, Any] = {}
+        if sum(counts) > RESERVE or not self._reserve.shared:
+            return found
+        for (layout, arrays), end in zip(noted, accumulate(counts), strict=True):
+            first = end - _padded(_starts(layout)[-1])
+            copy = self._reserve.array[first:end].astype(mx.int32)
+            made = _parts(copy, layout)
+            self._reserved.append(_Reserved(layout, first, copy, made))
+            found |= {id(old): new for old, new in zip(arrays, made, strict=True)}
+        return found
+
+    def _expected(self, layout: _Layout, numbers: npt.NDArray[np.uint32]) -> list[Any] | None:
+        """The reserved arrays of that layout, with these numbers; None where others are next, and no more of them are
+        expected then."""
+        reserved = self._reserved.popleft()
+        if reserved.layout != layout:
+            self._reserved.clear()
+            return None
+        if not reserved.first:
+            mx.eval(self._filled)
+            self._filled.clear()
+        self._reserve.view[reserved.first : reserved.first + len(numbers)] = numbers
+        self._filled.append(reserved.copy)
+        return reserved.arrays
 
     @property
     def shared(self) -> bool:
@@ -89,12 +162,25 @@ class Staging:
             mx.eval(self._copies.popleft()[2])
 
 
-def _part(device: Any, start: int, array: npt.NDArray[Any]) -> Any:
-    """The numbers from `start` on of `device`, int32, as an array like `array`. Each operation takes the host 1 us."""
-    part = device[start : start + array.size]
-    if array.dtype != np.int32:
-        part = part.view(_DTYPES[array.dtype])
-    return part if array.ndim == 1 else part.reshape(array.shape)
+def _starts(layout: _Layout) -> list[int]:
+    """Where each array of the layout begins among the numbers that are copied, and behind them the end of all."""
+    return [0, *accumulate(-(-math.prod(shape) // _ALIGNED) * _ALIGNED for shape, _ in layout)]
+
+
+def _padded(count: int) -> int:
+    """The count of numbers to copy where there are `count`: few lengths, as each is another kernel's."""
+    return max(_LEAST, 1 << (count - 1).bit_length())
+
+
+def _parts(device: Any, layout: _Layout) -> list[Any]:
+    """The numbers of `device`, int32, as arrays of that layout. Each operation takes the host 1 us."""
+    made = []
+    for (shape, dtype), start in zip(layout, _starts(layout)[:-1], strict=True):
+        part = device[start : start + math.prod(shape)]
+        if dtype != np.int32:
+            part = part.view(_DTYPES[dtype])
+        made.append(part if len(shape) == 1 else part.reshape(shape))
+    return made
 
 
 def staging_status() -> KernelStatus:

@@ -126,7 +126,7 @@ class ForwardPass:
         try:
             if self._selection is not None:
                 self._selection.rows, self._selection.fed = wanted, _fed(batch)
-            logits = self._computed(batch, tokens[:, None])
+            logits = self._computed(batch, tokens)
         finally:
             FETCHED.clear()
             if self._selection is not None:
@@ -161,9 +161,9 @@ class ForwardPass:
         return self._put(np.pad(rows, (0, size - len(rows))))[0]
 
     def _tokens(self, batch: RaggedBatch, previous: Any | None) -> Any:
-        """The batch's tokens (T,) int32, on the device."""
+        """The batch's tokens (T, 1) int32, on the device."""
         if previous is not None and _is_previous(batch, previous):
-            return previous if batch.count == previous.shape[0] else previous[: batch.count]
+            return (previous if batch.count == previous.shape[0] else previous[: batch.count])[:, None]
         tokens = np.zeros(batch.count, np.int32)
         source_of = np.full(batch.count, -1, np.int32)
         for segment, first, end in zip(batch.segments, batch.firsts.tolist(), batch.ends.tolist(), strict=True):
@@ -171,8 +171,8 @@ class ForwardPass:
             if segment.previous >= 0:
                 source_of[end - 1] = segment.previous
         if previous is None or (source_of < 0).all():
-            return self._put(tokens)[0]
-        known, source = self._put(tokens, source_of)
+            return self._put(tokens[:, None])[0]
+        known, source = self._put(tokens[:, None], source_of[:, None])
         return mx.where(source >= 0, previous[mx.maximum(source, 0)], known)
 
 

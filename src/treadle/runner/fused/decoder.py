@@ -162,8 +162,11 @@ class FusedDecoder:
         slots, injected = caches.slots, [] if injection is None else injection.arrays
         kind = None if rows is None else rows.shape, len(injected), step.seen is None, self._selection.layers
         key = (shapes, *kind, *(array.shape for array in slots))
-        program = step.compiled.get(key, lambda: self._compiled(caches, step.template(kinds), len(injected)))
-        logits, *states = program(step.seen, tokens, rows, [*slots, *injected, *arrays])
+        logits, *states = step.compiled.call(
+            key,
+            lambda: self._compiled(caches, step.template(kinds), len(injected)),
+            *(step.seen, tokens, rows, [*slots, *injected, *arrays]),
+        )
         return self._kept(logits, states, caches.paged[-1])
 
     def _kept(self, logits: Any, states: Sequence[Any], last: PagedLayer) -> Any:

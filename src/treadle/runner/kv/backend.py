@@ -155,6 +155,11 @@ class KvBackend(Protocol):
         Raises MemoryError where no block is left."""
         ...
 
+    def prepare(self) -> None:
+        """Prepare another pass like the last one, which verified drafts, while the device computes that. The next pass
+        gains if it has the same shapes, and loses nothing otherwise."""
+        ...
+
     def commit(self, segments: Iterable[RowSegment]) -> None:
         """Mark all tokens up to each segment's end as computed and known: other sequences may reuse them."""
         ...

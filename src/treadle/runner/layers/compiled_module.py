@@ -71,8 +71,11 @@ class CompiledModule:
         places = tuple(None if some is None else some.shape for some in (rows, keep))
         layers = () if self._selection is None else self._selection.layers
         key = shapes, places, whole, layers, step.seen is None, tuple(array.shape for array in caches.slots)
-        program = step.compiled.get(key, lambda: self._compiled(caches, step.template(step.kinds), whole=whole))
-        return program(step.seen, tokens, rows, keep, arrays)
+        return step.compiled.call(
+            key,
+            lambda: self._compiled(caches, step.template(step.kinds), whole=whole),
+            *(step.seen, tokens, rows, keep, arrays),
+        )
 
     def _compiled(self, caches: LayerCaches, template: PagedPass, *, whole: bool) -> Callable[..., Any]:
         return compiled_pass(self._compile, self._program(caches, template, whole=whole), template.seen)

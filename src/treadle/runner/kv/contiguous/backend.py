@@ -349,6 +349,8 @@ class ContiguousBackend:
 
     # Prefixes ----------------------------------------------------------------------------------------------------
 
+    def prepare(self) -> None: ...
+
     def commit(self, segments: Iterable[RowSegment]) -> None:
         if self._index is None:
             return

@@ -155,6 +155,8 @@ class PaddedBackend:
                 checkpoints.add(blocks if blocks > state.cached and blocks >= state.stored + LEAST else end)
         state.checkpoints = sorted(checkpoints)
 
+    def prepare(self) -> None: ...
+
     def commit(self, segments: Iterable[RowSegment]) -> None:
         for segment in segments:
             if segment.sequence.kv is not None:

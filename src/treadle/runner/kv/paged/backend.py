@@ -243,12 +243,16 @@ class PagedBackend:
 
     def _run(self, segments: Sequence[RowSegment], previous: Any | None, *, hidden: bool = False) -> ForwardOutput:
         batch = RaggedBatch(self.order(segments), in_buckets=self._pads(segments))
+        self._step.note(any(segment.drafts for segment in segments))
         self.begin(batch)
         done = self._forward.run(batch, previous, hidden=hidden)
         done.arrays = [self.layers[-1].written] if self.layers else []  # computed from all other layers'
         if self._recurrent is not None:
             done.arrays += self._recurrent.take_written()
         return done
+
+    def prepare(self) -> None:
+        self._step.prepare()
 
     def order(self, segments: Sequence[RowSegment]) -> list[RowSegment]:
         """Short segments first, as they go to another kernel than long ones; both are padded to a bucket: long ones

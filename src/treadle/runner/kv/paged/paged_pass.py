@@ -164,6 +164,15 @@ class PagedPass:
         """Arrays of a step, on the device."""
         return self._staging.put(*arrays)
 
+    def note(self, on: bool) -> None:
+        """Keep track of the arrays of the next pass, for `prepare`, or not."""
+        self._staging.note(on)
+
+    def prepare(self) -> None:
+        """Make the graph of a pass like the one that was noted, if it is a compiled one, while the device is busy with
+        that. The next pass takes it if it has the same shapes."""
+        self.compiled.prepare(self._staging.reserve())
+
     def close(self) -> None:
         """Drop everything: compiled passes hold the pools."""
         self.compiled.clear()
