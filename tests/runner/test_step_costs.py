@@ -139,7 +139,7 @@ def about(seconds: float) -> Any:
     return pytest.approx(seconds)
 
 
-@pytest.mark.parametrize(("lookahead", "draft_tokens", "sizes"), [(1, 8, (0, 1, 3, 7)), (0, 3, (0, 1, 3))])
+@pytest.mark.parametrize(("lookahead", "draft_tokens", "sizes"), [(1, 8, (0, 1, 3, 7, 8)), (0, 3, (0, 1, 3))])
 def test_steps_with_drafts_are_timed_for_few_sequences_and_for_more(
     tiny: Tiny, lookahead: int, draft_tokens: int, sizes: tuple[int, ...]
 ) -> None:

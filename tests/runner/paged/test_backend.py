@@ -96,7 +96,7 @@ def test_who_has_few_tokens_goes_first() -> None:
     assert [piece.id for piece in backend.order(pieces)] == ["b", "c", "a", "d"]
 
 
-def test_long_segments_that_verify_drafts_have_few_tokens_of_padding() -> None:
+def test_segments_that_verify_drafts_are_padded_together_as_those_that_decode() -> None:
     """Up to 8 tokens take kernels that read weights once; 32 would not."""
     _, rows = rows_of()
 
@@ -107,7 +107,8 @@ def test_long_segments_that_verify_drafts_have_few_tokens_of_padding() -> None:
     assert ordered(12, drafts=True) == [12]
     assert ordered(9, drafts=True) == [9, 3]
     assert ordered(9, drafts=False) == [9, 23]
-    assert ordered(9, 2, drafts=True) == [2, 2, 9, 3]
+    assert ordered(9, 2, drafts=True) == [9, 2, 1]
+    assert ordered(9, 1, drafts=True) == [9, 1, 2]
 
 
 def test_a_pass_over_more_pages_than_there_are_raises_and_others_keep_theirs() -> None:

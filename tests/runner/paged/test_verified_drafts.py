@@ -145,12 +145,19 @@ def test_the_first_layers_of_a_step_that_verifies_are_evaluated_first(
 
 
 def test_batches_of_all_buckets_are_warmed_up_to_verify_drafts() -> None:
-    passes = verifying_passes(PAGE, 100, WarmLimits(max_running=16, context=2048, prefill_tokens=0, draft_tokens=7))
+    passes = verifying_passes(4, PAGE, 100, WarmLimits(max_running=16, context=2048, prefill_tokens=0, draft_tokens=7))
     assert [one.drafts for one in passes if one.decoding == 1] == [1, 2, 3, 4, 5, 6, 7]
-    tokens = {one.decoding * (1 + one.drafts) for one in passes}
-    assert tokens >= {decode_bucket(count) for count in range(2, 16 * 8)}
-    assert max(one.decoding for one in passes) == 16
-    few = verifying_passes(PAGE, 3, WarmLimits(max_running=16, context=2048, prefill_tokens=0, draft_tokens=3))
+
+    def program(rows: int, drafts: int) -> tuple[int, bool, bool]:
+        return decode_bucket(rows * (1 + drafts)), drafts > 1, drafts > 3
+
+    programs = {program(one.decoding, one.drafts) for one in passes}
+    some = [(rows, drafts) for rows in range(1, 17) for drafts in range(1, 8)]
+    assert programs == {program(rows, drafts) for rows, drafts in some}
+    several = [one for one in passes if one.decoding > 1]
+    assert len(several) < len(programs), "each once"
+    few = verifying_passes(4, PAGE, 3, WarmLimits(max_running=16, context=2048, prefill_tokens=0, draft_tokens=3))
     assert {one.decoding for one in few} == {1, 2, 3}
     assert {one.drafts for one in few} == {1, 2, 3}
-    assert verifying_passes(PAGE, 100, WarmLimits(max_running=16, context=2048, prefill_tokens=0)) == []
+    assert verifying_passes(4, PAGE, 100, WarmLimits(max_running=16, context=2048, prefill_tokens=0)) == []
+    assert verifying_passes(4, PAGE, 0, WarmLimits(max_running=1, context=64, prefill_tokens=0, draft_tokens=3)) == []

@@ -29,12 +29,12 @@ class RaggedBatch:
     Segment i has the `counts[i]` tokens `firsts[i]` to `ends[i]` of the batch, which has `count` (T) in all. In its
     sequence's cache they have indices from `starts[i]` on; `indices` (T,) are those of all tokens. `positions` (T,), or
     (T, 3), are the same array unless some tokens have `columns`. `owned` are the indices of segments that are no
-    padding, None where all are. With `in_buckets` the batch was padded to a bucket.
+    padding, None where all are. With `in_buckets` the batch was padded to a bucket. One that `verifies` has drafts.
     """
 
     __slots__ = (
         *("columns", "count", "counts", "ends", "firsts", "in_buckets", "indices", "owned", "positions"),
-        *("segments", "starts"),
+        *("segments", "starts", "verifies"),
     )
 
     def __init__(self, segments: Sequence[RowSegment], *, in_buckets: bool = False) -> None:
@@ -59,6 +59,7 @@ class RaggedBatch:
             self.columns = Columns(segments, self.firsts.tolist(), self.indices)
             self.positions = self.columns.positions()
         owned = [i for i, segment in enumerate(segments) if not segment.padding]
+        self.verifies = any(segment.drafts for segment in segments)
         self.owned = None if len(owned) == len(segments) else owned
 
     @property

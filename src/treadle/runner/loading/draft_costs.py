@@ -22,7 +22,7 @@ TOKENS = 96
 BUDGET_S = 2.0
 SLOW_S = 0.25
 """After a step that takes longer nothing larger is timed."""
-_DRAFTS = (0, 1, 3, 7)
+_DRAFTS = (0, 1, 3, 7, 8)
 _STEPS = 2
 _APART = 4
 """Each number of sequences is so many times the one before."""

@@ -150,7 +150,7 @@ class PagedBackend:
         if self.in_buckets:
             passes += compiled_passes(self.chunk_sizes, PAGE, self.blocks, limits)
             passes += short_passes(self._step.short, PAGE, self.blocks, limits)
-        return [*passes, *verifying_passes(PAGE, self.blocks, limits)]
+        return [*passes, *verifying_passes(self._step.short, PAGE, self.blocks, limits)]
 
     def least_forced(self, decoding: int) -> int:
         return 1
@@ -243,7 +243,6 @@ class PagedBackend:
 
     def _run(self, segments: Sequence[RowSegment], previous: Any | None, *, hidden: bool = False) -> ForwardOutput:
         batch = RaggedBatch(self.order(segments), in_buckets=self._pads(segments))
-        self._step.note(any(segment.drafts for segment in segments))
         self.begin(batch)
         done = self._forward.run(batch, previous, hidden=hidden)
         done.arrays = [self.layers[-1].written] if self.layers else []  # computed from all other layers'
@@ -255,20 +254,24 @@ class PagedBackend:
         self._step.prepare()
 
     def order(self, segments: Sequence[RowSegment]) -> list[RowSegment]:
-        """Short segments first, as they go to another kernel than long ones; both are padded to a bucket: long ones
-        that verify drafts to that of as many sequences, as products of few tokens are faster."""
+        """Short segments first, as they go to another kernel than long ones; both are padded to a bucket. Those that
+        verify drafts all go to one kernel, and are padded as sequences that decode: products of few tokens are
+        faster."""
+        if any(segment.drafts for segment in segments):
+            return [*segments, *_missing(segments, decode_bucket)] if self._pads(segments) else list(segments)
         short = self._step.short
         many = [segment for segment in segments if len(segment.tokens) > short]
         few = [segment for segment in segments if len(segment.tokens) <= short] if many else list(segments)
         if not self._pads(segments):
             return [*few, *many]
-        long_bucket = decode_bucket if all(segment.drafts for segment in many) else prompt_bucket
-        return [*few, *_missing(few, mixed_bucket if many else decode_bucket), *many, *_missing(many, long_bucket)]
+        return [*few, *_missing(few, mixed_bucket if many else decode_bucket), *many, *_missing(many, prompt_bucket)]
 
     def _pads(self, segments: Sequence[RowSegment]) -> bool:
         """Whether a pass over `segments` is compiled, and so padded to a bucket."""
-        short = self._step.short
-        return self.in_buckets and (self._long_in_buckets or all(len(one.tokens) <= short for one in segments))
+        if not self.in_buckets or self._long_in_buckets:
+            return self.in_buckets
+        counts = np.array([len(one.tokens) for one in segments], np.int32)
+        return self._step.decoding(counts, verifies=any(one.drafts for one in segments)) == len(counts)
 
     def begin(self, batch: RaggedBatch) -> None:
         """Take the pages that the batch needs, and plan its attention. Raises MemoryError where none are left."""

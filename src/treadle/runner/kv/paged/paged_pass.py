@@ -125,7 +125,8 @@ class PagedPass:
         if self.counters[0] is None:  # one for each kernel: they may run at the same time
             self.counters = (mx.zeros(COUNTERS, mx.int32), mx.zeros(COUNTERS, mx.int32))
             mx.eval(self.counters)
-        short = int(np.count_nonzero(segments[:, COUNT] <= self.short))
+        self._staging.note(batch.verifies)
+        short = self.decoding(segments[:, COUNT], verifies=batch.verifies)
         self.count, self.columns = batch.count, batch.columns
         self.decode_tokens = int(segments[short, FIRST]) if short < len(segments) else self.count
         self.tables = tables = [StepTable(segments=self._split(segments, of, short)) for of in rows]
@@ -142,6 +143,13 @@ class PagedPass:
             table.pages = long, few
         self.tiles = {key: tiles.filled(staged) for key, tiles in made.items()}
         return list(staged)
+
+    def decoding(self, counts: npt.NDArray[np.int32], *, verifies: bool) -> int:
+        """How many segments, of so many tokens each, go to the decode kernel: the short ones, which come first. In a
+        pass that verifies drafts it is all of them or none: mixtures would come in too many shapes."""
+        if not verifies:
+            return int(np.count_nonzero(counts <= self.short))
+        return len(counts) if counts.max() <= self.short else 0
 
     def _split(self, segments: Segments, rows: TableRows, short: int) -> dict[bool, Segments]:
         """The segments of each kernel, with the place at which the page of position 0 of each one is, or would be."""
@@ -164,13 +172,9 @@ class PagedPass:
         """Arrays of a step, on the device."""
         return self._staging.put(*arrays)
 
-    def note(self, on: bool) -> None:
-        """Keep track of the arrays of the next pass, for `prepare`, or not."""
-        self._staging.note(on)
-
     def prepare(self) -> None:
-        """Make the graph of a pass like the one that was noted, if it is a compiled one, while the device is busy with
-        that. The next pass takes it if it has the same shapes."""
+        """Make the graph of a pass like the last one, if that verifies drafts and is a compiled one, while the device
+        is busy with it. The next pass takes it if it has the same shapes."""
         self.compiled.prepare(self._staging.reserve())
 
     def close(self) -> None:

@@ -52,17 +52,22 @@ def short_passes(short: int, block: int, blocks: int, limits: WarmLimits) -> lis
     return [one for one in known.values() if one.decoding + -(-one.chunks[0] // block) <= blocks]
 
 
-def verifying_passes(block: int, blocks: int, limits: WarmLimits) -> list[WarmPass]:
-    """Batches that verify drafts: of one sequence any number of them, and for each bucket of tokens few drafts of many
-    sequences, and more of fewer."""
-    passes = [WarmPass(1, drafts=count) for count in range(1, limits.draft_tokens + 1)]
-    for size in _buckets(decode_bucket, min(MAX_SCORED_TOKENS, limits.max_running * (1 + limits.draft_tokens))):
-        for drafts in (1, 3, 7):
-            rows = size // (1 + drafts)
-            if 1 < rows <= limits.max_running and drafts <= limits.draft_tokens and rows * (1 + drafts) == size:
-                passes.append(WarmPass(rows, drafts=drafts))
+def verifying_passes(short: int, block: int, blocks: int, limits: WarmLimits) -> list[WarmPass]:
+    """Batches that verify drafts: of one sequence any number of them, and of more for each bucket of tokens those for
+    which attention has another program: no sequence has more than half of `short` tokens, or than `short`, or one
+    has."""
     needed = -(-(2 + limits.draft_tokens) // block)  # blocks of a sequence
-    return [one for one in passes if one.decoding * needed <= blocks]
+    most = min(limits.max_running, blocks // needed)
+    passes = [WarmPass(1, drafts=count) for count in range(1, limits.draft_tokens + 1) if most]
+    known = set()
+    for rows in range(1, most + 1):
+        for drafts in range(1, limits.draft_tokens + 1):
+            size = decode_bucket(rows * (1 + drafts))
+            key = size, drafts >= short // 2, drafts >= short
+            if key not in known and size <= MAX_SCORED_TOKENS:
+                known.add(key)
+                passes += [WarmPass(rows, drafts=drafts)] if rows > 1 else []
+    return passes
 
 
 def _buckets(bucket: Callable[[int], int], most: int) -> list[int]:
