@@ -1,19 +1,20 @@
 """Tokens per second of speculative decoding beside plain decoding, by batch size and share of right drafts (P11).
 
     python benchmarks/speculation.py (MODEL | --family qwen3 | --mtp) [--bits 16] [--config JSON] [--rows 1 4 32]
-        [--acceptance 0 0.3 0.6 0.9 1] [--lookup repeating random] [--draft JSON] [--sure] [--tokens 256]
+        [--acceptance 0 0.3 0.6 0.9 1] [--lookup repeating random] [--draft JSON] [--sure] [--compares] [--tokens 256]
         [--rounds 3] [--limit 600] [--json OUT]
 
 The model of the folder MODEL, or one of `gpu/family_shapes.py` with random weights, runs in this process in the engine
 loop of a server, with its scheduler and its guard. Prompts are random tokens. A drafter that knows the answers proposes
-each of their tokens rightly with the given chance, and wrongly else; its outcomes are learned from verified drafts
-alone. With `--draft` a draft model of the same family, whose shape has the fields of JSON, or with `--mtp` an MTP head
-drafts, with random weights, and its tokens are replaced by those: so drafts cost what they do. With `--lookup` drafts
-are looked up: in prompts that repeat a passage, or in random ones. Plain and speculative decoding of the same prompts
-take turns of 0.15 s; ratios are medians over rounds. All tokens must be the same in float32. In bfloat16 a row may
-differ where two tokens are nearly as probable: the largest difference of their log-probabilities, by the plain model,
-is told. As drafts are those of the plain answer, they are wrong from there on: with `--sure` weights are made whose
-answers don't depend on rounding. Nothing new is begun after `--limit` seconds.
+each of their tokens rightly with the given chance, and wrongly else. Its outcomes are learned from verified drafts
+alone, as a draft model's are; with `--compares` also from what plain steps sample, as those of look-ups are. With
+`--draft` a draft model of the same family, whose shape has the fields of JSON, or with `--mtp` an MTP head drafts, with
+random weights, and its tokens are replaced by those: so drafts cost what they do. With `--lookup` drafts are looked up:
+in prompts that repeat a passage, or in random ones. Plain and speculative decoding of the same prompts take turns of
+0.15 s; ratios are medians over rounds. All tokens must be the same in float32. In bfloat16 a row may differ where two
+tokens are nearly as probable: the largest difference of their log-probabilities, by the plain model, is told. As drafts
+are those of the plain answer, they are wrong from there on: with `--sure` weights are made whose answers don't depend
+on rounding. Nothing new is begun after `--limit` seconds.
 """
 
 from __future__ import annotations
@@ -391,7 +392,7 @@ def cell(bench: Bench, rows: int, kind: str) -> dict[str, Any]:
             bench.drafter.use(LookupDrafter(None))
         else:
             answers = {f"{FAST} {i}": row for i, row in enumerate(bench.answers_of(prompts))}
-            bench.drafter.use(ScriptedDrafter(answers, float(kind), seed=round_))
+            bench.drafter.use(ScriptedDrafter(answers, float(kind), round_, compares=bench.options.compares))
         plain, fast = bench.compare(prompts)
         pairs = [pair for pair in zip(prompts, plain.rows, fast.rows, strict=True) if pair[1] != pair[2]]
         differing += len(pairs)
@@ -460,6 +461,7 @@ def main() -> None:
     parser.add_argument("--draft", type=json.loads, help="JSON of the shape's fields of a draft model")
     parser.add_argument("--mtp", action="store_true", help="a shape with an MTP head, MiMo 7B")
     parser.add_argument("--sure", action="store_true", help="weights that leave no doubt about the next token")
+    parser.add_argument("--compares", action="store_true", help="learn from plain steps, too, as look-ups do")
     parser.add_argument("--limit", type=float, default=1e9, metavar="SECONDS")
     parser.add_argument("--prompt", type=int, default=256)
     parser.add_argument("--tokens", type=int, default=256)

@@ -66,9 +66,15 @@ class Number:
     __hash__ = object.__hash__
 
 
+def noting() -> CompiledPasses:
+    programs = CompiledPasses()
+    programs.note(True)
+    return programs
+
+
 def test_a_call_takes_what_was_made_ahead_of_its_inputs() -> None:
     called: list[int] = []
-    programs, one, two, last = CompiledPasses(), Number(1), Number(2), Number(4)
+    programs, one, two, last = noting(), Number(1), Number(2), Number(4)
     assert programs.call("shape", summed(called), one, [two, None]) == [3]
     programs.prepare({id(two): last})
     assert called == [1, 1]
@@ -80,7 +86,7 @@ def test_a_call_takes_what_was_made_ahead_of_its_inputs() -> None:
 
 def test_a_call_of_other_inputs_or_shapes_is_its_own() -> None:
     called: list[int] = []
-    programs, one, two = CompiledPasses(), Number(1), Number(2)
+    programs, one, two = noting(), Number(1), Number(2)
     for shape, inputs in (("shape", (one, [Number(2)])), ("other", (one, [two])), ("third", (two, [two, None]))):
         programs.call("shape", summed(called), one, [two])
         programs.prepare({id(one): one})
@@ -91,15 +97,26 @@ def test_a_call_of_other_inputs_or_shapes_is_its_own() -> None:
         assert len(called) == before + 2, "what was made ahead is for the next call alone"
 
 
+def test_calls_that_are_not_noted_leave_the_noted_one() -> None:
+    called: list[int] = []
+    programs, one, two = noting(), Number(1), Number(2)
+    programs.call("shape", summed(called), one, [])
+    programs.note(False)
+    programs.call("other", summed(called), two, [])
+    for _ in range(2):
+        programs.prepare({id(one): two})
+        assert called.pop() == 2
+        assert programs.call("shape", summed(called), two, []) == [2]
+        assert called == [1, 2]
+
+
 def test_nothing_is_made_ahead_of_no_call_or_for_no_inputs() -> None:
     called: list[int] = []
-    programs, one = CompiledPasses(), Number(1)
+    programs, one = noting(), Number(1)
     programs.prepare({id(one): one})
     programs.call("shape", summed(called), one, [])
     programs.prepare({})
-    programs.prepare({id(one): one})
     assert called == [1]
-    programs.call("shape", summed(called), one, [])
     programs.clear()
     programs.prepare({id(one): one})
-    assert called == [1, 1]
+    assert called == [1]

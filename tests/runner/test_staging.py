@@ -127,9 +127,10 @@ def test_nothing_is_reserved_for_what_was_not_noted(monkeypatch: pytest.MonkeyPa
     some.put(*numbers(5))
     assert some.reserve() == {}
     some.note(True)
-    some.put(*numbers(5))
+    (noted,) = some.put(*numbers(5))
     some.note(False)
-    assert some.reserve() == {}
+    some.put(*numbers(6))
+    assert some.reserve().keys() == some.reserve().keys() == {id(noted)}, "as often as it is asked for"
     monkeypatch.setattr(staging, "RESERVE", 1 << 11)
     for sizes, room in (((5,), True), ((5, 2000), True), ((5, 2049), False)):
         some.note(True)

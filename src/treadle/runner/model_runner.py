@@ -373,7 +373,7 @@ class ModelRunner:
 
     def _read(self, step: Step) -> StepResult:
         with mlx_runtime("finishing a step"):
-            if step.drafts:
+            if self._speculation.draft_tokens and len(self._started) == 1:  # nothing follows yet: that may verify
                 self._backend.prepare()
             verified = Verified(step) if step.drafts else None
             tokens, found, redrawn = step.read() if verified is None else ([], {}, False)

@@ -65,6 +65,21 @@ def test_steps_take_the_pass_that_was_prepared_meanwhile(
     assert sum(taken) > run.verifying // 3 > 10
 
 
+def test_a_step_behind_plain_ones_takes_the_pass_that_was_prepared_for_it(
+    paged: Paged, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, one = paged("llama"), Submit(id="one", prompt=tuple(range(30)), max_tokens=60)
+    wanted = Speculated(made(model), [one], drafts=0).run()
+    run = Speculated(made(model, ScriptedDrafter(wanted, 0.6)), [one])
+    taken: list[bool] = []
+    is_of = compiled._Call.is_of
+    monkeypatch.setattr(compiled._Call, "is_of", lambda *args: taken.append(is_of(*args)) or taken[-1])
+    while run.live:
+        run.step(drafts=3 * (run.steps % 3 == 2))
+    assert sum(taken) >= run.verifying - 2 > 5, "but the first one, and the last, which has fewer drafts"
+    assert {row.id: row.tokens for row in run.rows.values()} == wanted
+
+
 @pytest.mark.parametrize("name", MODELS[:4])
 def test_rows_hold_the_pages_of_what_they_keep(paged: Paged, name: str) -> None:
     """After each step, also where rejected drafts had begun another page."""

@@ -67,7 +67,8 @@ class Staging:
     def __init__(self) -> None:
         self._next = 0
         self._copies: deque[tuple[int, int, Any]] = deque()
-        self._noted: list[tuple[_Layout, list[Any]]] | None = None
+        self._noted: list[tuple[_Layout, list[Any]]] = []
+        self._notes = False
         self._reserved: deque[_Reserved] = deque()
         self._filled: list[Any] = []
 
@@ -89,28 +90,29 @@ class Staging:
         made = self._expected(layout, packed) if self._reserved else None
         if made is None:
             made = _parts(self._copied(packed, _padded(end)), layout)
-        if self._noted is not None:
+        if self._notes:
             self._noted.append((layout, made))
         return made
 
     def note(self, on: bool) -> None:
-        """Keep track of what is put from now on, for `reserve`, or stop that."""
-        self._noted = [] if on else None
+        """Keep track of what is put from now on, for `reserve`; or no longer, and keep what was put so far."""
+        self._notes = on
+        if on:
+            self._noted = []
 
     def reserve(self) -> dict[int, Any]:
-        """Make the arrays of the next calls of `put` ahead, which are expected to be like those since `note`. Return
+        """Make the arrays of the next calls of `put` ahead, which are expected to be like those that were noted. Return
         them by the ids of the arrays that those calls returned; none where there is no room.
 
         They must not be evaluated before they are put. Then their numbers are written to the reserve, from which they
         are copied: so whatever was put there after the reservation before has to be evaluated, or about to be.
         """
-        noted, self._noted = self._noted or [], None
         self._reserved.clear()
-        counts = [_padded(_starts(layout)[-1]) for layout, _ in noted]
+        counts = [_padded(_starts(layout)[-1]) for layout, _ in self._noted]
         found: dict[int, Any] = {}
         if sum(counts) > RESERVE or not self._reserve.shared:
             return found
-        for (layout, arrays), end in zip(noted, accumulate(counts), strict=True):
+        for (layout, arrays), end in zip(self._noted, accumulate(counts), strict=True):
             first = end - _padded(_starts(layout)[-1])
             copy = self._reserve.array[first:end].astype(mx.int32)
             made = _parts(copy, layout)

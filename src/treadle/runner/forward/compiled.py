@@ -36,7 +36,8 @@ class CompiledPasses:
     def __init__(self, most: int = MOST) -> None:
         self._most = most
         self._known: OrderedDict[Hashable, Callable[..., Any]] = OrderedDict()
-        self._last: _Call | None = None
+        self._notes = False
+        self._noted: _Call | None = None
         self._ahead: tuple[_Call, Any] | None = None
 
     def __len__(self) -> int:
@@ -54,23 +55,27 @@ class CompiledPasses:
         """Call the function for `shapes`, made by `make` where there is none. Return its outputs: those made ahead, if
         that was done for these inputs."""
         program = self.get(shapes, make)
-        self._last = _Call(shapes, program, inputs)
+        if self._notes:
+            self._noted = _Call(shapes, program, inputs)
         ahead, self._ahead = self._ahead, None
         if ahead is not None and ahead[0].is_of(shapes, inputs):
             return ahead[1]
         return program(*inputs)
 
+    def note(self, on: bool) -> None:
+        """Remember the last call from now on, for `prepare`; or no other than that so far."""
+        self._notes = on
+
     def prepare(self, later: Mapping[int, Any]) -> None:
-        """Call the last function ahead, once more, with arrays that are known already in place of the last inputs,
-        `later` by their ids. The outputs are dropped if the next call is another one."""
-        last, self._last = self._last, None
-        if last is not None and later:
-            inputs = tuple(_replaced(one, later) for one in last.inputs)
-            self._ahead = last._replace(inputs=inputs), last.program(*inputs)
+        """Do the noted call ahead, once more, with arrays that are known already in place of its inputs, `later` by
+        their ids. The outputs are dropped if the next call is another one."""
+        if (noted := self._noted) is not None and later:
+            inputs = tuple(_replaced(one, later) for one in noted.inputs)
+            self._ahead = noted._replace(inputs=inputs), noted.program(*inputs)
 
     def clear(self) -> None:
         self._known.clear()
-        self._last = self._ahead = None
+        self._noted = self._ahead = None
 
 
 def _leaves(inputs: tuple[Any, ...]) -> Iterator[Any]:

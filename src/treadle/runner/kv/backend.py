@@ -156,8 +156,8 @@ class KvBackend(Protocol):
         ...
 
     def prepare(self) -> None:
-        """Prepare another pass like the last one, which verified drafts, while the device computes that. The next pass
-        gains if it has the same shapes, and loses nothing otherwise."""
+        """Prepare a pass like the last one that verified drafts, if any, while the device computes another. The next
+        pass gains if it has the same shapes, and loses nothing otherwise."""
         ...
 
     def commit(self, segments: Iterable[RowSegment]) -> None:

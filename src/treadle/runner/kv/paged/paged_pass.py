@@ -126,6 +126,7 @@ class PagedPass:
             self.counters = (mx.zeros(COUNTERS, mx.int32), mx.zeros(COUNTERS, mx.int32))
             mx.eval(self.counters)
         self._staging.note(batch.verifies)
+        self.compiled.note(batch.verifies)
         short = self.decoding(segments[:, COUNT], verifies=batch.verifies)
         self.count, self.columns = batch.count, batch.columns
         self.decode_tokens = int(segments[short, FIRST]) if short < len(segments) else self.count
@@ -173,8 +174,8 @@ class PagedPass:
         return self._staging.put(*arrays)
 
     def prepare(self) -> None:
-        """Make the graph of a pass like the last one, if that verifies drafts and is a compiled one, while the device
-        is busy with it. The next pass takes it if it has the same shapes."""
+        """Make the graph of a pass like the last compiled one that verified drafts, while the device is busy with
+        another. The next pass takes it if it has the same shapes."""
         self.compiled.prepare(self._staging.reserve())
 
     def close(self) -> None:
