@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import cached_property
 
 import msgspec
 
@@ -80,7 +81,7 @@ class Admit(msgspec.Struct, frozen=True):
     reusable: int = -1
 
 
-class StepPlan(msgspec.Struct, frozen=True):
+class StepPlan(msgspec.Struct, frozen=True, dict=True):
     """The work of one step, in the order in which a runner does it. It names tokens by position: the runner has them.
 
     1. `admit`: sequences that join. One that was released may be admitted again, with `history`.
@@ -114,7 +115,7 @@ class StepPlan(msgspec.Struct, frozen=True):
         yield from ((admit.request.id, admit.cached_tokens) for admit in self.admit)
         yield from ((chunk.id, chunk.start + chunk.count) for chunk in self.prefill)
 
-    @property
+    @cached_property
     def verifies(self) -> bool:
         """Whether it verifies draft tokens."""
         return any(decode.drafts for decode in self.decode)

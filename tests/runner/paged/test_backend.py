@@ -102,7 +102,7 @@ def test_segments_that_verify_drafts_are_padded_together_as_those_that_decode() 
 
     def ordered(*counts: int, drafts: bool) -> list[int]:
         pieces = [structs.replace(segment("a", (0,) * n, 0), drafts=(n - 1) * drafts) for n in counts]
-        return [len(piece.tokens) for piece in rows.backend.order(pieces)]
+        return [len(piece.tokens) for piece in rows.backend.order(pieces, verifies=drafts)]
 
     assert ordered(12, drafts=True) == [12]
     assert ordered(9, drafts=True) == [9, 3]

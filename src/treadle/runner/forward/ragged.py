@@ -29,7 +29,7 @@ class RaggedBatch:
     Segment i has the `counts[i]` tokens `firsts[i]` to `ends[i]` of the batch, which has `count` (T) in all. In its
     sequence's cache they have indices from `starts[i]` on; `indices` (T,) are those of all tokens. `positions` (T,), or
     (T, 3), are the same array unless some tokens have `columns`. `owned` are the indices of segments that are no
-    padding, None where all are. With `in_buckets` the batch was padded to a bucket. One that `verifies` has drafts.
+    padding, None where all are. With `in_buckets` the batch was padded to a bucket; with `verifies` some have drafts.
     """
 
     __slots__ = (
@@ -37,9 +37,10 @@ class RaggedBatch:
         *("segments", "starts", "verifies"),
     )
 
-    def __init__(self, segments: Sequence[RowSegment], *, in_buckets: bool = False) -> None:
+    def __init__(self, segments: Sequence[RowSegment], *, in_buckets: bool = False, verifies: bool = False) -> None:
         self.segments = segments
         self.in_buckets = in_buckets
+        self.verifies = verifies
         counts = [len(segment.tokens) for segment in segments]
         self.count = sum(counts)
         self.starts: Numbers = np.array([segment.start for segment in segments], np.int32)
@@ -59,7 +60,6 @@ class RaggedBatch:
             self.columns = Columns(segments, self.firsts.tolist(), self.indices)
             self.positions = self.columns.positions()
         owned = [i for i, segment in enumerate(segments) if not segment.padding]
-        self.verifies = any(segment.drafts for segment in segments)
         self.owned = None if len(owned) == len(segments) else owned
 
     @property

@@ -242,7 +242,9 @@ class PagedBackend:
         return done
 
     def _run(self, segments: Sequence[RowSegment], previous: Any | None, *, hidden: bool = False) -> ForwardOutput:
-        batch = RaggedBatch(self.order(segments), in_buckets=self._pads(segments))
+        verifies = any(segment.drafts for segment in segments)
+        ordered, in_buckets = self.order(segments, verifies=verifies), self._pads(segments, verifies=verifies)
+        batch = RaggedBatch(ordered, in_buckets=in_buckets, verifies=verifies)
         self.begin(batch)
         done = self._forward.run(batch, previous, hidden=hidden)
         done.arrays = [self.layers[-1].written] if self.layers else []  # computed from all other layers'
@@ -253,25 +255,26 @@ class PagedBackend:
     def prepare(self) -> None:
         self._step.prepare()
 
-    def order(self, segments: Sequence[RowSegment]) -> list[RowSegment]:
-        """Short segments first, as they go to another kernel than long ones; both are padded to a bucket. Those that
-        verify drafts all go to one kernel, and are padded as sequences that decode: products of few tokens are
+    def order(self, segments: Sequence[RowSegment], *, verifies: bool = False) -> list[RowSegment]:
+        """Short segments first, as they go to another kernel than long ones; both are padded to a bucket. Where some
+        verify drafts, all go to one kernel, and are padded as sequences that decode: products of few tokens are
         faster."""
-        if any(segment.drafts for segment in segments):
-            return [*segments, *_missing(segments, decode_bucket)] if self._pads(segments) else list(segments)
+        pads = self._pads(segments, verifies=verifies)
+        if verifies:
+            return [*segments, *_missing(segments, decode_bucket)] if pads else list(segments)
         short = self._step.short
         many = [segment for segment in segments if len(segment.tokens) > short]
         few = [segment for segment in segments if len(segment.tokens) <= short] if many else list(segments)
-        if not self._pads(segments):
+        if not pads:
             return [*few, *many]
         return [*few, *_missing(few, mixed_bucket if many else decode_bucket), *many, *_missing(many, prompt_bucket)]
 
-    def _pads(self, segments: Sequence[RowSegment]) -> bool:
+    def _pads(self, segments: Sequence[RowSegment], *, verifies: bool) -> bool:
         """Whether a pass over `segments` is compiled, and so padded to a bucket."""
         if not self.in_buckets or self._long_in_buckets:
             return self.in_buckets
         counts = np.array([len(one.tokens) for one in segments], np.int32)
-        return self._step.decoding(counts, verifies=any(one.drafts for one in segments)) == len(counts)
+        return self._step.decoding(counts, verifies=verifies) == len(counts)
 
     def begin(self, batch: RaggedBatch) -> None:
         """Take the pages that the batch needs, and plan its attention. Raises MemoryError where none are left."""
