@@ -6,13 +6,17 @@ it exists.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import TypeVar
 
 from ..core.messages import CancelReason
 from ..engine.reservation import Reservation
-from ..errors import InvalidRequest
+from ..errors import InvalidRequest, RequestCancelled
+
+_T = TypeVar("_T")
 
 MAX_REQUEST_ID_CHARS = 512
 EARLY_S = 30.0
@@ -23,11 +27,26 @@ ABORT_BYTES = MOST_ABORTED * 2 * MAX_REQUEST_ID_CHARS
 
 
 class LiveRequest:
-    """One live request. `aborted` is set by a cancel that came before there was anything to cancel."""
+    """One live request. `aborted` is set by a cancel, which may come before there is anything to cancel."""
 
     def __init__(self) -> None:
         self.aborted = False
+        self._preparing: asyncio.Timeout | None = None
         self._reservation: Reservation | None = None
+
+    async def preparing(self, work: Callable[[], Awaitable[_T]]) -> _T:
+        """Return what `work` does, which an abort ends. Raises RequestCancelled."""
+        if not self.aborted:
+            self._preparing = asyncio.timeout(None)
+            try:
+                async with self._preparing:
+                    return await work()
+            except TimeoutError:
+                if not self._preparing.expired():
+                    raise
+            finally:
+                self._preparing = None
+        raise RequestCancelled("the request was aborted")
 
     def hold(self, reservation: Reservation) -> None:
         """Set the reservation that an abort cancels."""
@@ -35,6 +54,8 @@ class LiveRequest:
 
     def abort(self) -> None:
         """Cancel the request. Idempotent, never blocks."""
+        if self._preparing is not None and not self.aborted:
+            self._preparing.reschedule(asyncio.get_running_loop().time())
         self.aborted = True
         if self._reservation is not None:
             self._reservation.cancel(CancelReason.CLIENT)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ipaddress
 import socket
 import ssl
@@ -17,8 +18,9 @@ import pytest
 from tests.media.pictures import png
 from tests.support.aio import in_loop
 from treadle.errors import Busy, InvalidRequest
-from treadle.fronts.media import fetch
-from treadle.fronts.media.fetch import ImageFetcher, is_public, look_up
+from treadle.fronts.media import fetch, name_lookups
+from treadle.fronts.media.fetch import ImageFetcher, is_public
+from treadle.fronts.media.name_lookups import NameLookups
 
 DATA = png(20, 10)
 Answer = Callable[[str, asyncio.StreamWriter], Any]
@@ -219,7 +221,7 @@ async def test_a_name_that_changes_its_address_gains_nothing() -> None:
             return answers.pop(0)
 
         fetcher = web.fetcher()
-        fetcher._backend._lookup = changing
+        fetcher._lookup = changing
         assert (await fetcher.fetch("http://pics.example/a", "at"))[0] == DATA
         assert len(answers) == 1
         assert "not on the public internet" in await refusal(fetcher, "http://pics.example/a")
@@ -286,15 +288,15 @@ async def test_an_address_that_does_not_answer_leaves_time_for_another(monkeypat
     async with site(a=ok()) as web:
         web.addresses["pics.example"] = ["192.0.2.1", "127.0.0.1"]
         fetcher = web.fetcher(allows=lambda address: True)
-        connect, limits = fetcher._backend._inner.connect_tcp, list[float | None]()
+        connect, limits = httpcore.AnyIOBackend.connect_tcp, list[float | None]()
 
-        async def connected(host: str, port: int, timeout: float | None = None, *more: Any) -> Any:
+        async def connected(self: Any, host: str, port: int, timeout: float | None = None, *more: Any) -> Any:
             if host == "192.0.2.1":
                 limits.append(timeout)
                 raise httpcore.ConnectTimeout
-            return await connect(host, port, timeout, *more)
+            return await connect(self, host, port, timeout, *more)
 
-        monkeypatch.setattr(fetcher._backend._inner, "connect_tcp", connected)
+        monkeypatch.setattr(httpcore.AnyIOBackend, "connect_tcp", connected)
         assert (await fetcher.fetch("http://pics.example/a", "at"))[0] == DATA
         assert limits == [fetch.TOTAL_S / fetch.MAX_ADDRESSES]
 
@@ -352,5 +354,68 @@ async def test_without_a_list_nothing_is_fetched() -> None:
 
 
 @in_loop
+async def test_all_that_a_request_fetches_has_one_deadline() -> None:
+    """Also what has waited for its turn until then, which is nobody's fault."""
+
+    async def slow(writer: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(1000)
+
+    async with site(slow=slow) as web:
+        fetcher = web.fetcher(total_s=30.0)
+        until = asyncio.get_running_loop().time() + 0.2
+        tasks = [fetcher.fetch("http://pics.example/slow", "at", "one", until) for _ in range(fetch.AT_ONCE_EACH + 2)]
+        ends = await asyncio.gather(*tasks, return_exceptions=True)
+        assert sum(isinstance(end, InvalidRequest) for end in ends) == fetch.AT_ONCE_EACH
+        assert sum(isinstance(end, Busy) for end in ends) == 2
+
+
+@in_loop
+async def test_names_that_nobody_answers_for_hold_up_their_tenant_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though each goes on when its image is given up, and in no thread that the server's end waits for."""
+    monkeypatch.setattr(name_lookups, "MOST_EACH", 3)
+    goes, names = threading.Event(), list[str]()
+
+    def resolve(host: str, port: int) -> list[str]:
+        names.append(host)
+        assert threading.current_thread().daemon
+        if host == "slow.example":
+            goes.wait()
+        return ["10.0.0.1"]
+
+    fetcher = ImageFetcher(("*",), total_s=0.1)
+    fetcher._names = NameLookups(resolve)
+    for _ in range(3):
+        assert "did not come within" in await refusal(fetcher, "http://slow.example/a")
+    with pytest.raises(Busy, match="too many names"):
+        await fetcher.fetch("http://quick.example/a", "at", "")
+    assert names == ["slow.example"] * 3
+    with pytest.raises(InvalidRequest, match="not on the public internet"):
+        await fetcher.fetch("http://quick.example/a", "at", "other")
+    goes.set()
+    while fetcher._names._held:
+        await asyncio.sleep(0.01)
+    assert "not on the public internet" in await refusal(fetcher, "http://slow.example/a")
+
+
+def test_a_name_that_is_found_when_the_server_has_ended_disturbs_nobody() -> None:
+    goes = threading.Event()
+
+    def resolve(host: str, port: int) -> list[str]:
+        goes.wait()
+        return []
+
+    async def leaves() -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(NameLookups(resolve).look_up("slow.example", 80), 0.05)
+
+    asyncio.run(leaves())
+    (thread,) = (one for one in threading.enumerate() if one.name == "look-up of a host")
+    goes.set()
+    thread.join()
+
+
+@in_loop
 async def test_names_are_looked_up_by_the_machine() -> None:
-    assert "127.0.0.1" in await look_up("localhost", 80)
+    assert "127.0.0.1" in await NameLookups().look_up("localhost", 80)
+    with pytest.raises(socket.gaierror):
+        await NameLookups().look_up("nowhere.invalid", 80)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -17,7 +17,7 @@ from treadle.compose.images import image_service, missing_packages
 from treadle.config import Settings
 from treadle.errors import Busy, ContextLengthExceeded, InvalidRequest, ServerStopping
 from treadle.fronts.media.needed import MAX_IMAGE_BYTES, NeededImage, needed_image
-from treadle.fronts.media.service import ImageService
+from treadle.fronts.media.service import MOST_FETCHED, ImageService
 from treadle.fronts.media.store import PixelStore
 from treadle.text.images import ImageSource
 from treadle.text.images.prompt import PlacedImage
@@ -103,7 +103,10 @@ async def test_images_come_by_url_too() -> None:
         def __init__(self, hosts: Any) -> None:
             self.hosts = hosts
 
-        async def fetch(self, url: str, at: str, tenant: str = "") -> tuple[bytes, str]:
+        def deadline(self) -> float:
+            return 0.0
+
+        async def fetch(self, url: str, at: str, tenant: str = "", until: float | None = None) -> tuple[bytes, str]:
             if self.hosts != ("pics.example",) or tenant != "t":
                 raise InvalidRequest("not allowed", param=at)
             return png(16, 16), "text/html" if url.endswith("html") else ""
@@ -114,6 +117,35 @@ async def test_images_come_by_url_too() -> None:
     held.release()
     with pytest.raises(InvalidRequest, match="media type 'text/html'"):
         await prepared(service, needed(url="http://pics.example/a.html"))
+    await service.close()
+
+
+@in_loop
+async def test_slow_urls_of_a_request_are_fetched_beside_each_other_until_one_deadline() -> None:
+    class Fetcher:
+        most = under_way = 0
+        untils: ClassVar[set[float | None]] = set()
+
+        def __init__(self, hosts: Any) -> None:
+            pass
+
+        def deadline(self) -> float:
+            return 7.0
+
+        async def fetch(self, url: str, at: str, tenant: str = "", until: float | None = None) -> tuple[bytes, str]:
+            Fetcher.under_way += 1
+            Fetcher.untils.add(until)
+            Fetcher.most = max(Fetcher.most, Fetcher.under_way)
+            await asyncio.sleep(0.02)
+            Fetcher.under_way -= 1
+            return png(16, 16), ""
+
+    service = inline_service(fetcher=Fetcher)
+    held = await prepared(service, *(needed(url=f"http://pics.example/{i}", at=f"{i}") for i in range(20)))
+    assert len(held.layouts) == 20
+    assert Fetcher.most == MOST_FETCHED
+    assert Fetcher.untils == {7.0}
+    held.release()
     await service.close()
 
 

@@ -15,6 +15,7 @@ import openai
 import pytest
 
 from tests.fronts.web.server import Front, front, on_port, says
+from tests.fronts.web.test_order import ended
 from tests.media.pictures import animated, claimed_png, png
 from tests.support.aio import in_loop
 from tests.support.asgi import post
@@ -22,6 +23,7 @@ from tests.support.images import InlineWorkers, data_url, exists, inline_service
 from treadle.core.messages import Submit
 from treadle.errors import InvalidRequest
 from treadle.fronts import strict_json
+from treadle.fronts.media.service import ImageService
 from treadle.fronts.media.store import PixelStore
 from treadle.text.images.families import NO_TOWER
 
@@ -417,6 +419,31 @@ async def test_turns_are_left_out_with_their_images_where_a_response_may_cut() -
         assert prompt.count(f"No {20 - len(request.images)}.") == 1
 
 
+@pytest.mark.parametrize("inline_bytes", [strict_json.INLINE_BYTES, 0])
+@in_loop
+async def test_many_small_images_are_answered(inline_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Were they of usual size, they would be more than sixteen times the context."""
+    monkeypatch.setattr(strict_json, "INLINE_BYTES", inline_bytes)
+    async with seeing(text=vision_text(300)) as (f, seen):
+        small = chat(*[url_part(png(8, 8))] * 80)
+        answer = await f.post(CHAT, {**small, "max_tokens": 9})
+        assert answer.status == 200, answer.body
+        assert len(seen.requests[0].images) == 80
+
+
+@in_loop
+async def test_small_images_find_room_beside_an_answer() -> None:
+    """Room for two contexts, one of which another request has, is room for any prompt."""
+    async with seeing(text=vision_text(512), cache_tokens=512, running=1, waiting=1, pump=False) as (f, seen):
+        first = post(CHAT, {"messages": [turn(text("a"))], "stream": True}).start(f.app)
+        await f.step(2)
+        second = post(CHAT, {**chat(*[url_part(png(8, 8))] * 30), "max_tokens": 9}).start(f.app)
+        for _ in range(60):
+            await f.step()
+        assert (first.status, second.status) == (200, 200), second.body
+        assert len(seen.requests[1].images) == 30
+
+
 @in_loop
 async def test_no_images_are_held_by_a_request_that_is_refused_later() -> None:
     store = PixelStore()
@@ -520,3 +547,30 @@ async def test_requests_with_images_wait_for_their_own_images_alone() -> None:
         goes.set()
         assert (await with_image).status == 200
         assert [len(request.images) for request in seen.requests] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"), [(CHAT, {"messages": [turn(url_part())]}), (EMBEDDINGS, {"input": {"image": data_url()}})]
+)
+@in_loop
+async def test_a_cancel_ends_a_request_whose_images_are_still_prepared(path: str, body: dict[str, Any]) -> None:
+    """At once, though its images would take for ever, and what it held is free."""
+    began = asyncio.Event()
+
+    class Endless(InlineWorkers):
+        async def prepare(self, data: bytes, media_type: str = "", **options: Any) -> Any:
+            began.set()
+            await asyncio.Event().wait()
+
+    store = PixelStore()
+    async with seeing(images=ImageService(Endless, store=store)) as (f, seen):
+        client = post(path, body, headers={"x-request-id": "mine"}).start(f.app)
+        await began.wait()
+        for _ in range(2):
+            done = await f.post("/v1/requests/mine/cancel", {})
+            assert (done.status, done.json["status"]) == (200, "cancelled")
+        await ended(client)
+        assert (client.status, client.json["error"]["message"]) == (499, "the request was aborted")
+        assert (await f.post("/v1/requests/mine/cancel", {})).status == 404
+        assert not seen.requests
+        assert store.free_bytes == store.budget

@@ -15,6 +15,7 @@ from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from ...core.messages import Pooling, Submit
@@ -92,7 +93,8 @@ async def embed(
     pooling = check_embedding(model, request.pooling, request.dimensions)
     request.caller.check_priority(request.priority)
     with _reserved(model, request, request.inputs.size(text, limits), clock) as (reservation, registration):
-        prompts = await request.inputs.tokenize(model.texts.pool, limits, request.caller.tenant)
+        tokenize = partial(request.inputs.tokenize, model.texts.pool, limits, request.caller.tenant)
+        prompts = await (tokenize() if registration is None else registration.preparing(tokenize))
         try:
             request.record.prompt_tokens = sum(map(len, prompts.ids))
             if registration is not None:

@@ -210,7 +210,7 @@ class _Life:
     async def start(self, reservation: Reservation, registration: Registration | None) -> Choices:
         """Tokenize and submit; returns once the scheduler has admitted the first sequence."""
         record = self.request.record
-        submits, reader = await self._submits()
+        submits, reader = await (self._submits() if registration is None else registration.preparing(self._submits))
         reservation.resize(
             prompt_tokens=record.prompt_tokens * self.params.n,
             completion_tokens=sum(submit.max_tokens for submit in submits),

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from ...core.virtual_queue import Arrival
 from ...engine.reservation import Reservation
@@ -15,11 +15,17 @@ from ..cache_salts import Salts
 from ..validate import Limits, ValidatedRequest
 from .prompts import Prompts
 
+_T = TypeVar("_T")
+
 
 class Registration(Protocol):
     """A live request that can be aborted by its id."""
 
     aborted: bool
+
+    async def preparing(self, work: Callable[[], Awaitable[_T]]) -> _T:
+        """Return what `work` does, which an abort ends. Raises RequestCancelled."""
+        ...
 
     def hold(self, reservation: Reservation) -> None:
         """From now on cancel `reservation` on an abort."""

@@ -4,8 +4,8 @@
   a name that changes its address in between gains nothing.
 - One address that is not public refuses the name: of a mixed answer nobody knows which one will be taken.
 - A redirect is a new URL with the same checks.
-- Bytes, redirects and time are limited while the answer is read. So is what one tenant fetches at once: hosts that
-  answer slowly hold up nobody else's images.
+- Bytes, redirects and time are limited while the answer is read. So is what one tenant fetches at once, and looks up:
+  hosts that answer slowly, or whose names do, hold up nobody else's images.
 """
 
 from __future__ import annotations
@@ -13,16 +13,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ipaddress
-import socket
 import ssl
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 from urllib.parse import SplitResult, urljoin, urlsplit
 
 import httpcore
 
-from ...errors import InvalidRequest
+from ...errors import Busy, InvalidRequest
 from ...host_names import ANY, Address, address_of, host_of, matches
+from .name_lookups import NameLookups
 from .needed import MAX_IMAGE_BYTES, too_large
 from .turns import FairTurns
 
@@ -33,6 +34,7 @@ AT_ONCE_EACH = 8
 MAX_ADDRESSES = 4
 PORTS = {"http": 80, "https": 443}
 REDIRECTS = (301, 302, 303, 307, 308)
+WAITS = "the server is busy: too many images wait to be fetched"
 HEADERS = [(b"accept", b"image/*"), (b"accept-encoding", b"identity"), (b"user-agent", b"treadle")]
 
 _NOT_PUBLIC = [
@@ -56,12 +58,6 @@ def is_public(address: Address) -> bool:
     """Whether an address is one of the public internet: neither private, nor of this machine or link, nor one that
     stands for another address."""
     return address.is_global and not address.is_multicast and not any(address in network for network in _NOT_PUBLIC)
-
-
-async def look_up(host: str, port: int) -> Sequence[str]:
-    """Return the addresses of a name. Raises OSError."""
-    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return [str(entry[4][0]) for entry in found]
 
 
 class _CheckedBackend(httpcore.AsyncNetworkBackend):
@@ -107,38 +103,47 @@ class ImageFetcher:
         hosts: Sequence[str],
         *,
         total_s: float = TOTAL_S,
-        lookup: Lookup = look_up,
+        lookup: Lookup | None = None,
         allows: Callable[[Address], bool] = is_public,
         ports: dict[str, int] | None = None,
     ) -> None:
         self._hosts = tuple(host.lower() for host in hosts)
         self._total_s = total_s
         self._ports = PORTS if ports is None else ports
-        self._backend = _CheckedBackend(lookup, allows, total_s / MAX_ADDRESSES)
-        self._turns = FairTurns(
-            AT_ONCE, AT_ONCE_EACH, total_s, "the server is busy: too many images wait to be fetched"
-        )
+        self._lookup = lookup
+        self._allows = allows
+        self._names = NameLookups()
+        self._turns = FairTurns(AT_ONCE, AT_ONCE_EACH, total_s, WAITS)
         self._tls: ssl.SSLContext | None = None
 
-    async def fetch(self, url: str, at: str, tenant: str = "") -> tuple[bytes, str]:
-        """Return the bytes at a URL, and their media type where it is not one of images. Raises InvalidRequest, with
-        `at` as its field, and Busy where others take too long."""
+    def deadline(self) -> float:
+        """Return the time of the event loop until which all that a request begins to fetch now may take: as long as one
+        URL may wait for others and take."""
+        return asyncio.get_running_loop().time() + 2 * self._total_s
+
+    async def fetch(self, url: str, at: str, tenant: str = "", until: float | None = None) -> tuple[bytes, str]:
+        """Return the bytes at a URL, and their media type where it is not one of images; `until` is the deadline of all
+        of its request. Raises InvalidRequest, with `at` as its field, and Busy where others take too long."""
+        began = False
         try:
-            async with self._turns.turn(tenant), asyncio.timeout(self._total_s):
-                return await self._follow(url, at)
+            async with asyncio.timeout_at(until), self._turns.turn(tenant), asyncio.timeout(self._total_s):
+                began = True
+                return await self._follow(url, at, tenant)
         except _Refused as refused:
             raise InvalidRequest(f"{at} can't be fetched: {refused}", param=at) from None
         except TimeoutError:
-            message = f"{at} can't be fetched: it did not come within {self._total_s:g} s"
-            raise InvalidRequest(message, param=at) from None
+            if not began:
+                raise Busy(f"{WAITS}; try again in about 1 s", retry_after_s=1.0) from None
+            message = f"{at} can't be fetched: it did not come within {self._total_s:g} s, or all of the request's within "
+            raise InvalidRequest(f"{message}{2 * self._total_s:g} s", param=at) from None
         except (httpcore.NetworkError, httpcore.TimeoutException, httpcore.ProtocolError, OSError) as error:
             name = type(error).__name__
             raise InvalidRequest(f"{at} can't be fetched: the connection failed ({name})", param=at) from None
 
-    async def _follow(self, url: str, at: str) -> tuple[bytes, str]:
+    async def _follow(self, url: str, at: str, tenant: str) -> tuple[bytes, str]:
         for _ in range(MAX_REDIRECTS + 1):
             self._check(url)
-            answer = await self._get(url, at)
+            answer = await self._get(url, at, tenant)
             if not isinstance(answer, str):
                 return answer
             url = answer
@@ -160,14 +165,16 @@ class ImageFetcher:
             listed = "the server fetches none" if not self._hosts else "the server fetches from others"
             raise _Refused(f"its host is not allowed ({listed}, see --image-hosts): send the image as a data: URL")
 
-    async def _get(self, url: str, at: str) -> tuple[bytes, str] | str:
+    async def _get(self, url: str, at: str, tenant: str) -> tuple[bytes, str] | str:
         """Return the bytes and the media type at a URL, or the URL that it redirects to."""
         parts = _split(url)
         port = self._ports[parts.scheme]
         if parts.scheme == "https" and self._tls is None:
             self._tls = await asyncio.to_thread(httpcore.default_ssl_context)  # reading certificates takes 30 ms
+        lookup = self._lookup or partial(self._names.look_up, tenant=tenant)
+        backend = _CheckedBackend(lookup, self._allows, self._total_s / MAX_ADDRESSES)
         async with httpcore.AsyncConnectionPool(
-            ssl_context=self._tls, network_backend=self._backend, max_connections=1, retries=0
+            ssl_context=self._tls, network_backend=backend, max_connections=1, retries=0
         ) as pool:
             target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
             assert parts.hostname is not None

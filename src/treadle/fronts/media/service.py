@@ -23,6 +23,8 @@ from ...units import size
 from .needed import NeededImage
 from .store import PixelStore, StoreFull
 
+MOST_FETCHED = 8
+"""Images of a request that are fetched, or wait for a process behind that: each may have 20 MiB."""
 ASIDE_BYTES = 1 << 18
 """The event loop hashes fewer bytes than these, in less than 0.3 ms."""
 
@@ -44,7 +46,9 @@ class Workers(Protocol):
 class Fetcher(Protocol):
     """Fetcher of images by URL (`fetch.ImageFetcher`)."""
 
-    async def fetch(self, url: str, at: str, tenant: str = "") -> tuple[bytes, str]: ...
+    def deadline(self) -> float: ...
+
+    async def fetch(self, url: str, at: str, tenant: str = "", until: float | None = None) -> tuple[bytes, str]: ...
 
 
 def _image_fetcher(hosts: Sequence[str]) -> Fetcher:
@@ -142,8 +146,9 @@ class ImageService:
         tenant: str,
         prompts: int = 1,
     ) -> HeldImages:
-        """Prepare the images of a request, each once, as many at a time as there are processes. Pixels and digests are
-        those of `salt` alone, so that nobody learns of another's images.
+        """Prepare the images of a request, each once, as many at a time as there are processes. Those of URLs are all
+        fetched within the time for one, MOST_FETCHED at a time. Pixels and digests are those of `salt` alone, so that
+        nobody learns of another's images.
 
         Raises InvalidRequest, with the image's field, for one that can't be used, ContextLengthExceeded as soon as
         the images are more than the contexts of its `prompts` hold, Busy, and ServerStopping.
@@ -153,18 +158,27 @@ class ImageService:
         if self._workers is None:
             self._workers = self._make(settings)
         held, total = HeldImages(self._store), _Total(settings, context, prompts)
-        slots = asyncio.Semaphore(self._workers.most)
+        slots, fetched = asyncio.Semaphore(self._workers.most), asyncio.Semaphore(MOST_FETCHED)
 
         async def one(image: NeededImage) -> None:
+            if image.url:
+                async with fetched:
+                    await prepared(image, *await self._fetching.fetch(image.url, image.at, tenant, until))
+            else:
+                await prepared(image, image.data, image.media_type)
+
+        async def prepared(image: NeededImage, data: bytes, media_type: str) -> None:
             async with slots:
                 try:
-                    digest, pixels = await self._prepared(image, settings, salt, tenant)
+                    digest, pixels = await self._prepared(image, data, media_type, settings, salt, tenant)
                 except StoreFull:
                     if self._store.used_bytes > held.size_bytes:
                         raise
                     raise self._too_many(image.at) from None
                 held.hold(image.key, digest, pixels)
                 total.add(pixels.layout, image.at)
+
+        until = self._fetching.deadline() if any(image.url for image in needed) else None
 
         try:
             async with asyncio.TaskGroup() as group:
@@ -183,11 +197,10 @@ class ImageService:
         return RequestImages(self, settings, tenant, salt)
 
     async def _prepared(
-        self, image: NeededImage, settings: AnySettings, salt: str, tenant: str
+        self, image: NeededImage, data: bytes, media_type: str, settings: AnySettings, salt: str, tenant: str
     ) -> tuple[bytes, Pixels]:
         """Return the digest and the pixels of one image, which the caller holds."""
         assert self._workers is not None
-        data, media_type = (image.data, image.media_type) if not image.url else await self._fetch(image, tenant)
         digest = await _digest(settings, salt, media_type, image.low, data)
         workers, most_bytes = self._workers, self._store.budget
         try:
@@ -207,10 +220,11 @@ class ImageService:
             param=at,
         )
 
-    async def _fetch(self, image: NeededImage, tenant: str) -> tuple[bytes, str]:
+    @property
+    def _fetching(self) -> Fetcher:
         if self._fetcher is None:
             self._fetcher = self._make_fetcher(self._hosts)
-        return await self._fetcher.fetch(image.url, image.at, tenant)
+        return self._fetcher
 
     async def close(self) -> None:
         """End the image processes and remove all pixels."""
