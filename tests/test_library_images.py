@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import io
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,7 +23,8 @@ from tests.support.vision_folder import FAMILY, make_vision_chat
 from tests.support.vision_reference import generate
 from treadle import Engine
 from treadle.errors import InvalidRequest, UnsupportedParameter
-from treadle.library.images import _png
+from treadle.fronts.media.needed import MAX_IMAGE_BYTES, needed_image
+from treadle.library.images import _png, source_of
 from treadle.media.decode import decode, open_image
 from treadle.media.pixels.families import plan_of, values_of, write_pixels
 from treadle.runner.mlxvlm.levels import values_of as looked_up
@@ -148,3 +150,75 @@ def test_grey_of_16_bits_is_sent_as_it_is_seen() -> None:
     assert deep.mode == "I;16"
     sent = Image.open(io.BytesIO(_png(deep)))
     assert np.array_equal(np.asarray(sent), np.asarray(grey.convert("RGB")))
+
+
+def sent(image: Any) -> bytes:
+    return base64.b64decode(source_of(image, "at").data)
+
+
+def of(data: bytes, form: str, **options: Any) -> bytes:
+    out = io.BytesIO()
+    Image.open(io.BytesIO(data)).save(out, form, **options)
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("form", ["PNG", "JPEG", "WEBP", "GIF", "BMP"])
+def test_an_image_that_was_only_opened_is_sent_as_its_file(form: str, tmp_path: Path) -> None:
+    data = of(DATA, form)
+    (tmp_path / "picture").write_bytes(data)
+    in_memory = Image.open(io.BytesIO(data))
+    assert [sent(in_memory), sent(in_memory)] == [data, data]
+    with Image.open(tmp_path / "picture") as opened:
+        assert sent(opened) == data
+        pixels = np.asarray(opened.convert("RGB"))
+    assert np.array_equal(np.asarray(Image.open(io.BytesIO(data)).convert("RGB")), pixels)
+
+
+def turned(image: Image.Image) -> None:
+    image.getexif()[0x0112] = 3
+
+
+def smaller(image: Image.Image) -> None:
+    image.draft("L", (12, 8))
+
+
+def painted(image: Image.Image) -> None:
+    image.paste((255, 0, 0), (0, 0, 8, 8))
+
+
+@pytest.mark.parametrize("change", [turned, smaller, painted])
+def test_a_change_of_an_opened_image_is_sent(change: Any) -> None:
+    data, exif = of(DATA, "JPEG"), Image.Exif()
+    exif[0x0112] = 6
+    for one in (data, of(data, "JPEG", exif=exif)):
+        changed, seen = Image.open(io.BytesIO(one)), Image.open(io.BytesIO(one))
+        change(changed)
+        change(seen)
+        expected = decode(seen)
+        found = Image.open(io.BytesIO(sent(changed)))
+        assert found.format == "PNG"
+        assert np.array_equal(np.asarray(found), np.asarray(expected))
+
+
+def test_images_of_other_files_are_sent_as_they_are_seen(tmp_path: Path) -> None:
+    """Another format, a later frame, and a file that is over the limit, as its image is not in PNG."""
+    frames = [picture(40, 30, seed) for seed in (1, 2)]
+    frames[0].save(tmp_path / "a.gif", save_all=True, append_images=frames[1:])
+    with Image.open(tmp_path / "a.gif") as later, Image.open(io.BytesIO(of(DATA, "TIFF"))) as other:
+        later.seek(1)
+        for given in (later, other):
+            found = Image.open(io.BytesIO(sent(given)))
+            assert found.format == "PNG"
+            assert np.array_equal(np.asarray(found), np.asarray(given.convert("RGB")))
+    Image.new("RGB", (3000, 2500)).save(tmp_path / "a.bmp")
+    with pytest.raises(InvalidRequest, match="over 20 MiB"):
+        source_of(tmp_path / "a.bmp", "at")
+    with Image.open(tmp_path / "a.bmp") as large:
+        assert sent(large)[:4] == b"\x89PNG"
+
+
+def test_the_limit_of_files_is_not_for_the_png_that_is_made_of_an_image() -> None:
+    noise = Image.fromarray(np.random.default_rng(0).integers(0, 256, (2700, 2700, 3), dtype=np.uint8))
+    made = needed_image(source_of(noise, "at"))
+    assert len(made.data) > MAX_IMAGE_BYTES
+    assert Image.open(io.BytesIO(made.data)).size == noise.size

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,9 @@ from ..fronts.media.needed import MAX_IMAGE_BYTES, too_large
 from ..fronts.media.parts import source_of_url
 from ..text.images import ImageSource
 from ..text.images.prompt import IMAGE, image_part
+
+_READING = threading.Lock()
+"""Held while a file of Pillow is read: two calls may have the same image, and so the same place in its file."""
 
 
 def needs_reading(messages: Sequence[Any]) -> bool:
@@ -36,7 +40,7 @@ def source_of(image: Any, at: str) -> ImageSource:
     if isinstance(image, bytes | bytearray | memoryview):
         return _of_bytes(bytes(image), at)
     if _is_pillows(image):
-        return _of_bytes(_png(image), at)
+        return _of_pillow(image, at)
     kinds = "an image of Pillow, bytes, a Path, or a URL as a string"
     raise InvalidRequest(f"{at} is a {type(image).__name__}: it must be {kinds}", param=at)
 
@@ -68,6 +72,15 @@ def _of_bytes(data: bytes, at: str) -> ImageSource:
     return ImageSource(at, data=base64.b64encode(data).decode())
 
 
+def _of_pillow(image: Any, at: str) -> ImageSource:
+    """Return an image of Pillow: the file that it is in, or else what it shows in PNG, which may be several times as
+    large as a file of the same image."""
+    data = _file(image)
+    if data:
+        return _of_bytes(data, at)
+    return ImageSource(at, data=base64.b64encode(_png(image)).decode(), any_size=True)
+
+
 def _content(path: Path, at: str) -> bytes:
     try:
         if path.stat().st_size > MAX_IMAGE_BYTES:
@@ -78,8 +91,46 @@ def _content(path: Path, at: str) -> bytes:
 
 
 def _is_pillows(image: Any) -> bool:
-    pillow: Any = sys.modules.get("PIL.Image")
+    pillow = _pillow()
     return pillow is not None and isinstance(image, pillow.Image)
+
+
+def _pillow() -> Any:
+    """Return Pillow's module of images; None where nobody has imported it, and so nobody has an image of it."""
+    return sys.modules.get("PIL.Image")
+
+
+def _file(image: Any) -> bytes:
+    """Return the bytes of the file that an image of Pillow is in; none where it has been decoded, and its pixels may
+    differ from the file's since, where something else of it was changed, or where files like it are not read."""
+    from ..media.decode import FORMATS
+
+    if image.format not in (*FORMATS, "MPO") or getattr(image, "_im", image) is not None or image.tell():
+        return b""
+    try:
+        with _READING:
+            data = _whole(image.fp)
+        return data if data and _form(image) == _form(_pillow().open(io.BytesIO(data), formats=FORMATS)) else b""
+    except Exception:  # a closed or damaged file, of which decoding tells more
+        return b""
+
+
+def _whole(file: Any) -> bytes:
+    """Return the bytes of an open file, which stays where it is; none where they are more than a file may have."""
+    place = file.tell()
+    try:
+        file.seek(0)
+        data: bytes = file.read(MAX_IMAGE_BYTES + 1)
+    finally:
+        file.seek(place)
+    return data if len(data) <= MAX_IMAGE_BYTES else b""
+
+
+def _form(image: Any) -> tuple[Any, ...]:
+    """Return what can be changed of an image before it is decoded: its size, its mode and its EXIF data."""
+    # Pillow decodes a PNG to find EXIF data behind the pixels: such data was not seen, and so not changed
+    exif = {} if image.format == "PNG" and "exif" not in image.info else dict(image.getexif())
+    return image.size, image.mode, exif
 
 
 def _png(image: Any) -> bytes:

@@ -190,6 +190,18 @@ async def test_images_of_several_inputs_have_several_contexts() -> None:
         assert "context is 300 for each of 2 inputs" in bad.json["error"]["message"]
 
 
+@pytest.mark.parametrize("inline_bytes", [strict_json.INLINE_BYTES, 0])
+@in_loop
+async def test_many_small_images_of_an_input_are_embedded(inline_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Were they of usual size, they would be more than sixteen times the context."""
+    monkeypatch.setattr(strict_json, "INLINE_BYTES", inline_bytes)
+    async with seeing(text=vision_text(300)) as (f, seen):
+        many = {"content": [url_part(data_url(png(8, 8)))] * 80}
+        answer = await f.post(PATH, {"input": many})
+        assert answer.status == 200, answer.body
+        assert len(seen[0].images) == 80
+
+
 @in_loop
 async def test_more_pixels_than_the_server_holds_are_refused_rather_than_busy() -> None:
     """Unless others hold some: then it may go later."""

@@ -11,11 +11,11 @@ from ...errors import ContextLengthExceeded, InvalidRequest
 from ...text import TextView
 from ...text.images.prompt import PlacedImage, images_of, without_images
 from ..media.needed import NeededImage, needed_image
-from ..media.parts import check_images
+from ..media.parts import check_images, size_with_images
 from ..media.tokenizing import ImagesOf, Layouts, no_images, with_images
 from ..prepared import PreparedPrompts
 from ..text_jobs import TextJobRunner, TextParams, ids_of, text_counted, tokenize_messages
-from ..validate import Limits, check_prompt_ids, check_size
+from ..validate import Limits, check_prompt_ids
 
 MAX_INPUTS = 2048
 
@@ -36,17 +36,19 @@ class ListedInputs:
         return len(self.inputs)
 
     def size(self, text: TextView, limits: Limits) -> int:
-        size = 0
+        size = images = 0
         for place, one in enumerate(self.inputs):
             if isinstance(one, str):
                 size += max(1, int(len(one.encode("utf-8", "surrogatepass")) / text.bytes_per_token))
             elif isinstance(one, Mapping):
-                size += self._size_of_turn(one, text, limits)
+                places = [source.at for source in images_of([one])]
+                check_images(places, text.images, limits.no_images or text.no_images, limits.context)
+                size += _size_of_turn(one, text)
+                images += len(places)
             else:
                 check_prompt_ids(one, limits, place_of(self.param, place, len(self)))
                 size += len(one)
-        check_size(size, len(self), limits, self.param)
-        return size
+        return size_with_images(size, images, text.images, limits, self.param, len(self))
 
     async def tokenize(self, pool: TextJobRunner, limits: Limits, tenant: str) -> PreparedPrompts:
         async with with_images(partial(self._all, pool, limits, tenant), self.images, limits, len(self)) as (
@@ -54,14 +56,6 @@ class ListedInputs:
             held,
         ):
             return PreparedPrompts(all_.ids, places=all_.places).with_images(held)
-
-    def _size_of_turn(self, turn: Turn, text: TextView, limits: Limits) -> int:
-        """Return about how many tokens a turn has. Raises UnsupportedParameter for images that are not read."""
-        places = [source.at for source in images_of([turn])]
-        check_images(places, text.images, limits.no_images or text.no_images, limits.context)
-        of_images = 0 if text.images is None else text.images.typical_tokens * len(places)
-        written = str(without_images(turn["content"])).encode("utf-8", "surrogatepass")
-        return 1 + int(len(written) / text.bytes_per_token) + of_images
 
     async def _all(self, pool: TextJobRunner, limits: Limits, tenant: str, layouts: Layouts) -> _Tokens:
         """Return the tokens of all inputs, or the images that are needed for them."""
@@ -96,6 +90,12 @@ class _Tokens:
     ids: Sequence[Sequence[int]] = ()
     places: Sequence[Sequence[PlacedImage]] = ()
     needed: Sequence[NeededImage] = ()
+
+
+def _size_of_turn(turn: Turn, text: TextView) -> int:
+    """Return about how many tokens a turn has, without its images."""
+    written = str(without_images(turn["content"])).encode("utf-8", "surrogatepass")
+    return 1 + int(len(written) / text.bytes_per_token)
 
 
 def place_of(param: str, place: int, inputs: int) -> str:

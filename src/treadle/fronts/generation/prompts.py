@@ -16,7 +16,7 @@ from ...text import TextView
 from ...text.images.prompt import images_of, without_images
 from ..answer_options import NO_OPTIONS, AnswerOptions
 from ..chat_messages import asks_to_continue, read_turns
-from ..media.parts import check_images
+from ..media.parts import check_images, size_with_images
 from ..media.tokenizing import Layouts, with_images
 from ..prepared import PreparedPrompts
 from ..text_jobs import (
@@ -127,10 +127,7 @@ class MessagesPrompt:
         contents = (str(without_images(turn["content"])) for turn in self.turns)
         size_bytes = sum(len(content.encode("utf-8", "surrogatepass")) for content in contents)
         size = len(self.messages) + int(size_bytes / text.bytes_per_token)
-        if text.images is not None:
-            size += text.images.typical_tokens * len(places)
-        check_size(size, 1, limits, self.param)
-        return size
+        return size_with_images(size, len(places), text.images, limits, self.param)
 
     async def tokenize(
         self, pool: TextJobRunner, params: ValidatedRequest, limits: Limits, tenant: str

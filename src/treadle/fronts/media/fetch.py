@@ -134,8 +134,8 @@ class ImageFetcher:
         except TimeoutError:
             if not began:
                 raise Busy(f"{WAITS}; try again in about 1 s", retry_after_s=1.0) from None
-            message = f"{at} can't be fetched: it did not come within {self._total_s:g} s, or all of the request's within "
-            raise InvalidRequest(f"{message}{2 * self._total_s:g} s", param=at) from None
+            limits = f"{self._total_s:g} s, or all of the request's within {2 * self._total_s:g} s"
+            raise InvalidRequest(f"{at} can't be fetched: it did not come within {limits}", param=at) from None
         except (httpcore.NetworkError, httpcore.TimeoutException, httpcore.ProtocolError, OSError) as error:
             name = type(error).__name__
             raise InvalidRequest(f"{at} can't be fetched: the connection failed ({name})", param=at) from None

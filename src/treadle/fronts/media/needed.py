@@ -11,6 +11,7 @@ from ...errors import InvalidRequest
 from ...text.images import ImageSource
 
 MAX_IMAGE_BYTES = 20 << 20
+MAX_BASE64_CHARS = MAX_IMAGE_BYTES * 4 // 3 + 4
 
 
 class NeededImage(msgspec.Struct, frozen=True, array_like=True):
@@ -31,10 +32,13 @@ def needed_image(source: ImageSource) -> NeededImage:
 
 
 def _decoded(source: ImageSource) -> bytes:
-    if len(source.data) > MAX_IMAGE_BYTES * 4 // 3 + 4:
-        raise too_large(source.at)
+    written = source.data
+    if len(written) > MAX_BASE64_CHARS and not source.any_size:
+        written = "".join(written.split())
+        if len(written) > MAX_BASE64_CHARS:
+            raise too_large(source.at)
     try:
-        data = base64.b64decode(source.data, validate=True)
+        data = base64.b64decode(written, validate=True)
     except (binascii.Error, ValueError):
         data = _loosely_decoded(source)
     if not data:

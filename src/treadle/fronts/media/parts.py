@@ -8,6 +8,7 @@ from typing import Any
 from ...errors import ContextLengthExceeded, InvalidRequest, UnsupportedParameter
 from ...text.images import AnySettings, ImageSource
 from ..field_checks import checked, one_of, require_type
+from ..validate import Limits, check_size
 
 URL_PARTS = ("image_url", "input_image")
 """Types of OpenAI's image parts, of chats and of responses. Each is read in both."""
@@ -64,3 +65,16 @@ def check_images(places: Sequence[str], settings: AnySettings | None, reason: st
             f"{len(places)} images are at least {least} tokens and the model's context is {context}: send fewer",
             param=places[0],
         )
+
+
+def size_with_images(
+    size: int, images: int, settings: AnySettings | None, limits: Limits, param: str, prompts: int = 1
+) -> int:
+    """Return about how many tokens prompts have: `size` of text, and `images` of usual size, or what the contexts hold
+    beside a token of each answer, as images may be small. Raises ContextLengthExceeded as `check_size` does, for
+    prompts that are too long even where each image is as small as any."""
+    if settings is None or not images:
+        check_size(size, prompts, limits, param)
+        return size
+    check_size(size + settings.least_tokens * images, prompts, limits, param)
+    return min(size + settings.typical_tokens * images, (limits.context - 1) * prompts)

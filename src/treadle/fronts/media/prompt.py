@@ -12,9 +12,9 @@ from ...text.images.anchors import check_anchors
 from ...text.images.families import NO_TOWER
 from ..prepared import PreparedPrompts
 from ..text_jobs import TextJobRunner, expand_images, prompts_of
-from ..validate import Limits, ValidatedRequest, check_prompt_ids, check_size
+from ..validate import Limits, ValidatedRequest, check_prompt_ids
 from .needed import needed_image
-from .parts import check_images
+from .parts import check_images, size_with_images
 from .service import RequestImages
 
 
@@ -36,9 +36,7 @@ class MediaPrompt:
         assert text.images is not None
         check_prompt_ids(self.ids, limits, self.param)
         check_anchors(self.ids, text.images, len(places), self.param)
-        size = len(self.ids) + text.images.typical_tokens * len(places)
-        check_size(size, 1, limits, self.param)
-        return size
+        return size_with_images(len(self.ids), len(places), text.images, limits, self.param)
 
     async def tokenize(
         self, pool: TextJobRunner, params: ValidatedRequest, limits: Limits, tenant: str

@@ -19,7 +19,7 @@ from ...text.images import Layout
 from ...text.images.prompt import ImagesNeeded
 from ...text.work.stages import PARSING
 from .. import text_jobs
-from ..media.parts import check_images
+from ..media.parts import check_images, size_with_images
 from ..media.tokenizing import ImagesOf, Layouts, no_images, with_images
 from ..prepared import PreparedPrompts
 from ..strict_json import parse_json
@@ -37,7 +37,7 @@ from ..text_jobs import (
     prompts_of,
     tokenized,
 )
-from ..validate import HOPELESS, Limits, ValidatedRequest, check_size
+from ..validate import HOPELESS, Limits, ValidatedRequest
 from . import token_jobs
 from .anthropic.messages import ParsedCount, ParsedMessages
 from .echo import Echo
@@ -206,11 +206,7 @@ class BodyPrompts:
     def size(self, text: TextView, limits: Limits) -> int:
         places, most = self.request.image_places, self._image_limits(limits).context
         check_images(places, text.images, limits.no_images or text.no_images, most)
-        size = self.request.size(text)
-        if text.images is not None:
-            size += text.images.typical_tokens * len(places)
-        check_size(size, len(self), limits, self.param)
-        return size
+        return size_with_images(self.request.size(text), len(places), text.images, limits, self.param, len(self))
 
     async def tokenize(
         self, pool: TextJobRunner, params: ValidatedRequest, limits: Limits, tenant: str

@@ -9,13 +9,15 @@ import msgspec
 
 class ImageSource(msgspec.Struct, frozen=True, omit_defaults=True):
     """The place of an image in the request, `at`, and the image: `data` in base64 with its media type ("" where the
-    client tells none), or the `url` it is at. `low`: few tokens are enough."""
+    client tells none), or the `url` it is at. `low`: few tokens are enough. `any_size`: it is no file of a client but
+    was written by the library, and no limit of bytes holds for it."""
 
     at: str
     data: str = ""
     media_type: str = ""
     url: str = ""
     low: bool = False
+    any_size: bool = False
 
     @property
     def key(self) -> bytes:

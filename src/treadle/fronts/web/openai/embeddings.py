@@ -13,13 +13,13 @@ from starlette.types import Receive, Scope, Send
 from ....text import TextView
 from ...generation.embedding import EmbeddingRequest, Embeddings, check_embedding, embed
 from ...generation.embedding_inputs import check_count
-from ...media.parts import check_images
+from ...media.parts import check_images, size_with_images
 from ...media.tokenizing import ImagesOf, no_images, with_images
 from ...prepared import PreparedPrompts
 from ...served_models import ServedModel
 from ...strict_json import is_small, parse_json
 from ...text_jobs import TextJobRunner, ids_of
-from ...validate import Limits, check_size
+from ...validate import Limits
 from ..access_log import record_of
 from ..answer import RouteContext, with_body
 from ..body import Body
@@ -51,11 +51,8 @@ class BodyInputs:
             check_images(places, text.images, limits.no_images or text.no_images, limits.context)
         if self.request.outlined is None:
             self.request.check_against(limits)
-        size = self.request.size(text)
-        if text.images is not None:
-            size += text.images.typical_tokens * len(self.request.image_places)
-        check_size(size, len(self), limits, "input")
-        return size
+        images = len(self.request.image_places)
+        return size_with_images(self.request.size(text), images, text.images, limits, "input", len(self))
 
     async def tokenize(self, pool: TextJobRunner, limits: Limits, tenant: str) -> PreparedPrompts:
         tokenize = partial(tokenize_in_worker, pool, self.request.kind, self.body.data, limits, tenant, b"")
