@@ -201,7 +201,7 @@ def test_a_prompt_of_several_sequences_is_scored_once(lookahead: int) -> None:
     for request in requests:
         b.assert_undisturbed(request, KEEP)
     assert {chunk.id for plan in plans for chunk in plan.score} == {"0", "tenant", "other"}
-    assert b.statistics().spec_prefill.prompts == 6
+    assert b.statistics().spec_prefill.prompts == 3
     b.assert_idle()
 
 

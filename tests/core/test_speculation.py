@@ -11,7 +11,7 @@ from tests.core.drafting import MOST, Engine, Machine
 from tests.core.drive import Bench
 from treadle.core.acceptance import FIRST, FIRST_MATCHED, Acceptance, MatchedAcceptance
 from treadle.core.capabilities import StepCost
-from treadle.core.draft_budget import NO_ROOM, NOTHING_READY
+from treadle.core.draft_budget import NO_ROOM, NOTHING_MEASURED, NOTHING_READY
 from treadle.core.messages import Submit
 from treadle.core.plan import MAX_SCORED_TOKENS, DecodeRow, DraftTrial, Encode, RowTokens, StepPlan, StepResult
 from treadle.core.scheduler import Scheduler, SchedulerLimits
@@ -179,10 +179,12 @@ def test_more_sequences_than_a_step_samples_have_no_drafts() -> None:
 
 
 @pytest.mark.untraced
-def test_slow_steps_at_the_beginning_do_not_end_drafts_for_good() -> None:
-    """As where kernels were compiled: what looks as if nothing could be gained is tried again, if rarely."""
-    machine = Machine(0.002, lambda rows, tokens: max(0.010, 0.00004 * tokens))
-    engine = Engine(machine, 64, lambda _: 0.9, machine.budget(), slow_s=[0.3, 0.3])
+@pytest.mark.parametrize("times", [1, 30])
+def test_slow_steps_at_the_beginning_do_not_end_drafts_for_good(times: int) -> None:
+    """As where kernels were compiled: what looks as if nothing could be gained is tried again, if rarely, however long
+    a trial takes."""
+    machine = Machine(0.002 * times, lambda rows, tokens: times * max(0.010, 0.00004 * tokens))
+    engine = Engine(machine, 64, lambda _: 0.9, machine.budget(), slow_s=[0.3 * times] * 2)
     engine.run(20)
     assert not engine.budget.could_gain(64)
     engine.run(12_000)
@@ -199,6 +201,44 @@ def test_a_step_of_many_sequences_verifies_what_there_is_room_for(rows: int) -> 
     assert most == max(0, MAX_SCORED_TOKENS - rows)
     assert rate / plain_rate(machine, rows, 100) > (1.05 if most else 0.98)
     assert (engine.budget.reason == NO_ROOM) == (not most)
+
+
+def test_what_runs_have_lost_is_forgiven_at_some_point() -> None:
+    """Or nothing would be tried for as long as a server has run."""
+    budget = MEMORY_BOUND.budget()
+    for _ in range(1000):
+        budget._run.lost_s = 1.0
+        budget._end_run(1)
+    steps = 0
+    while budget._credit_s < 0:
+        budget.observe_plain(1, budget.costs.plain_s(1))
+        steps += 1
+    assert 1000 < steps < 10_000
+
+
+def test_a_host_that_is_held_up_once_while_it_looks_for_drafts_goes_on_looking() -> None:
+    speculation = Speculation(MEMORY_BOUND.budget(), lookahead=1, resolved=False)
+    for seconds in (10.0, 1e-6, 1e-6, 10.0, 1e-6):
+        speculation.looked(1, seconds)
+        assert not speculation._pause
+    speculation.looked(1, 1.0)
+    speculation.looked(2, 2.0)
+    assert speculation._pause > 1000, "looking takes as long as that"
+
+
+def test_a_draft_that_ends_an_answer_is_an_accepted_one() -> None:
+    """Though it gains no token more than a plain step: none is sampled behind it."""
+    scheduler = Scheduler(SchedulerLimits(1, 512, draft_tokens=3))
+    scheduler.submit(Submit(id="a", prompt=(1, 2, 3), max_tokens=100, stop_token_ids=(9,)), 0.0)
+    for tokens, ends in (((5,), False), ((6, 7, 8, 4), False), ((6, 9), True)):
+        plan = scheduler.plan(0.0)
+        (decode,) = plan.decode
+        gained = RowTokens("a", tokens, drafted=decode.drafts, ends_drafted=ends)
+        output = scheduler.apply(plan, StepResult(rows=(gained,)))[-1]
+    assert (output.tokens, output.drafted, output.accepted) == ((6, 9), 3, 2)
+    assert output.finish is not None
+    found = scheduler.statistics(0.0, RunnerStatistics()).speculation
+    assert found.reason == NOTHING_MEASURED
 
 
 def test_no_draft_is_asked_for_that_could_not_count() -> None:

@@ -896,7 +896,7 @@ async def test_the_status_says_what_became_of_draft_tokens():
     assert (found["acceptance"], found["tokens_per_step"]) == (0.0, 1.0)
     drafter = RunnerStatistics(drafter=DrafterStatistics(4096, 7, PrefixStatistics(reused=32)))
     counted = SpeculationStatistics(
-        steps=4, rows=5, drafted=20, accepted=15, on=True, chances=(0.9, 0.5), match_chances=((2, 0.3),)
+        steps=4, rows=5, drafted=20, accepted=15, gained=15, on=True, chances=(0.9, 0.5), match_chances=((2, 0.3),)
     )
     scene.owner.say(StepReport(step=1, statistics=EngineStatistics(speculation=counted, runner=drafter)))
     await settle()

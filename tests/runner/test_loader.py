@@ -30,6 +30,7 @@ from treadle.runner.device import memory
 from treadle.runner.device.blas import BlasReport
 from treadle.runner.kv.padded.cached_model import CachedModel
 from treadle.runner.loading import loader, weights
+from treadle.runner.loading.draft_costs import TOKENS
 from treadle.runner.loading.load_errors import model_errors
 from treadle.runner.loading.loader import load
 from treadle.runner.model_runner import ModelRunner
@@ -460,6 +461,12 @@ def test_drafts_that_have_to_be_verified_and_cannot_be_are_refused(
     able = replace(given, steps=StepCapabilities(speculation=SpeculationCapabilities(drafters=("lookup",))))
     monkeypatch.setattr(ModelRunner, "capabilities", lambda runner: able)
     build(folder, speculate="lookup")
+    build(folder, speculate="lookup", context=TOKENS + 1)
+    build(folder, speculate="auto", context=TOKENS)
+    with pytest.raises(
+        ConfigError, match=r"is lookup, .*: in a context of 96 tokens or less their cost"
+    ):
+        build(folder, speculate="lookup", context=TOKENS)
 
 
 def test_rotations_are_read_where_transformers_5_writes_them(folder: Path) -> None:

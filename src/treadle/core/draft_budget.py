@@ -42,7 +42,8 @@ NOTHING_READY = "no tokens are proposed"
 NOTHING_MEASURED = "what drafts cost could not be measured in the warm-up"
 NO_ROOM = "the step has no room for more tokens"
 NOTHING_KNOWN = "it is not known yet whether proposed tokens are right"
-_MOST_CREDIT_S = 1.0
+_MOST_CREDIT_S = 1.0  # or what two trials cost that could not pay by what is known
+_MOST_DEBT_STEPS = 20.0  # more is forgiven: it would end all trials for as long as it has grown
 _LEAST_COST = 0.1  # of a plain step: what a trial counts where it is no slower
 
 
@@ -130,7 +131,8 @@ class DraftBudget:
 
     def _end_run(self, rows: int) -> None:
         """Pay what a run has lost, and the plain step behind it, which waited."""
-        self._credit_s -= max(0.0, self._run.lost_s + self.costs.refill_s(rows))
+        left_s = self._credit_s - max(0.0, self._run.lost_s + self.costs.refill_s(rows))
+        self._credit_s = max(left_s, -_MOST_DEBT_STEPS * self.costs.plain_s(rows))
         self._run = _Run()
 
     def _choose(self, seqs: Collection[Sequence], *, in_flight: bool) -> dict[Sequence, int]:
@@ -174,13 +176,13 @@ class DraftBudget:
         seq.acceptance.of(match).observe(drafted, accepted)
         self.usual.of(match).observe(drafted, accepted)
 
-    def observe_gain(self, accepted: int) -> None:
-        """Learn that the step that verifies has gained `accepted` draft tokens of a sequence."""
-        self._run.accepted += accepted
+    def observe_gain(self, tokens: int) -> None:
+        """Learn that the step that verifies has gained `tokens` of a sequence by its drafts."""
+        self._run.accepted += tokens
 
     def observe_plain(self, rows: int, seconds: float) -> None:
         """Learn from a plain step of `rows` sequences that followed another."""
-        self._earn(seconds)
+        self._earn(rows, seconds)
         self._plain_credit_s = 0.0
         self._ends += TRIAL_SHARE * (FIRST_ENDS - self._ends)
         self.costs.observe_plain(rows, seconds)
@@ -193,12 +195,12 @@ class DraftBudget:
     def _observe_end(self, ended: bool) -> None:
         self._ends = FORGET * self._ends + (1 - FORGET) * ended
 
-    def _earn(self, seconds: float) -> None:
+    def _earn(self, rows: int, seconds: float) -> None:
         earned_s = TRIAL_SHARE * seconds
         if self._owed_s:
             paid_s = min(self._owed_s, earned_s)
             self._owed_s, earned_s = self._owed_s - paid_s, earned_s - paid_s
-        self._credit_s = min(_MOST_CREDIT_S, self._credit_s + earned_s)
+        self._credit_s = min(max(_MOST_CREDIT_S, 2 * self._doubtful_s(rows)), self._credit_s + earned_s)
 
     def _chances(self, seq: Sequence, in_flight: bool) -> list[float]:
         """Return for each draft of `seq` that can be verified the chance that it is accepted. A step `in_flight`
@@ -260,8 +262,11 @@ class DraftBudget:
         correct that, and a busy machine may have made it look so."""
         if self.could_gain(rows):
             return True
-        cost_s = slower_s(self.costs, rows, 1) + self.costs.refill_s(rows)
-        return self._credit_s - max(0.0, self._run.lost_s) >= DOUBTFUL_TRIALS * cost_s
+        return self._credit_s - max(0.0, self._run.lost_s) >= self._doubtful_s(rows)
+
+    def _doubtful_s(self, rows: int) -> float:
+        """Return the credit for a trial that could not pay by what is known."""
+        return DOUBTFUL_TRIALS * (slower_s(self.costs, rows, 1) + self.costs.refill_s(rows))
 
     def _tries_plain(self, rows: int, gain: float) -> bool:
         """Begin a few plain steps, where there is credit for what they take longer."""

@@ -136,7 +136,8 @@ class RowTokens(msgspec.Struct, frozen=True):
     chunk. A row of the step in flight meanwhile, of which there is one at most, is to sample a token that is forced
     already: it computes the token that it feeds, and gains none.
 
-    `drafted` draft tokens were verified. `ready` ones could be in the next step, if that feeds the last of `tokens`;
+    `drafted` draft tokens were verified; with `ends_drafted` the last sampled token is an accepted one, too, as the
+    sequence ends there. `ready` ones could be in the next step, if that feeds the last of `tokens`;
     they stand behind `match` tokens that match, where they were looked up.
     """
 
@@ -148,6 +149,7 @@ class RowTokens(msgspec.Struct, frozen=True):
     drafted: int = 0
     ready: int = 0
     match: int = 0
+    ends_drafted: bool = False
 
 
 class DraftTrial(msgspec.Struct, frozen=True):

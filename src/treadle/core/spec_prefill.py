@@ -138,17 +138,14 @@ class SpecPrefill:
             out = self._outputs.of(seq)
             out.scored_tokens = out.kept_tokens = 0
             return
-        self._choose(sparse, kept.positions)
-        for other in running:
-            if _awaits(other, seq):
-                assert other.sparse is not None
-                self._choose(other.sparse, kept.positions)
-
-    def _choose(self, sparse: SparsePrompt, positions: tuple[int, ...]) -> None:
-        sparse.choose(positions)
+        sparse.choose(kept.positions)
         self._prompts += 1
         self._scored += sparse.scored
         self._kept += sparse.kept - sparse.start
+        for other in running:
+            if _awaits(other, seq):
+                assert other.sparse is not None
+                other.sparse.choose(kept.positions)
 
     def statistics(self, running: Collection[Sequence]) -> SpecPrefillStatistics:
         """Return a snapshot."""

@@ -61,7 +61,8 @@ class Speculation:
         self._looks = 0  # plans to come that look for drafts
         self._paused = 0  # plans behind them that don't
         self._pause = 0  # the next time
-        self._steps = self._rows = self._drafted = self._accepted = 0
+        self._look_s = 0.0  # the last time, for each sequence
+        self._steps = self._rows = self._drafted = self._accepted = self._gained = 0
         self._chances = _Chances()
 
     def blocks(self, in_flight: Iterable[InFlightStep]) -> bool:
@@ -94,11 +95,14 @@ class Speculation:
         return True
 
     def looked(self, rows: int, seconds: float) -> None:
-        """Learn that a step of `rows` sequences spent `seconds` on looking for drafts."""
+        """Learn that a step of `rows` sequences spent `seconds` on looking for drafts. The quicker one of two counts:
+        the host may have been held up in the other."""
         if self._budget is not None and seconds:
+            each_s, before_s = seconds / rows, self._look_s
+            self._look_s = each_s
             paid_s = PROPOSING_SHARE * self._budget.costs.plain_s(rows)
             times = _LOOKS * _PROPOSING_TIMES
-            self._pause = 0 if self._budget.verifies else int(times * seconds / paid_s)
+            self._pause = 0 if self._budget.verifies else int(times * rows * min(each_s, before_s) / paid_s)
 
     def planned(self, plan: StepPlan, now: float, *, follows: bool) -> None:
         """Learn how long the plan before took, as `plan` has been made."""
@@ -114,16 +118,17 @@ class Speculation:
         elif before is not None and before.steady and follows_plain:
             self._budget.observe_plain(before.rows, now - before.began)
 
-    def verified(self, seq: Sequence, match: int, drafted: int, accepted: int, *, ended: bool) -> None:
-        """Learn what became of the `drafted` tokens, behind `match` matching ones, that a step verified. Where the
-        sequence has `ended`, those behind its end were not rejected."""
+    def verified(self, seq: Sequence, match: int, drafted: int, accepted: int, *, gain: int, ended: bool) -> None:
+        """Learn what became of the `drafted` tokens, behind `match` matching ones, that a step verified, and how many
+        tokens it gained by them. Where the sequence has `ended`, those behind its end were not rejected."""
         self._rows += 1
         self._drafted += drafted
         self._accepted += accepted
+        self._gained += gain
         if self._timed is not None:
             self._timed.drafted += drafted
         if self._budget is not None:
-            self._budget.observe_gain(accepted)
+            self._budget.observe_gain(gain)
         self.tried(seq, match, accepted if ended else drafted, accepted)
 
     def missed(self, seq: Sequence, match: int) -> None:
@@ -147,6 +152,7 @@ class Speculation:
             rows=self._rows,
             drafted=self._drafted,
             accepted=self._accepted,
+            gained=self._gained,
             on=not self._budget.reason,
             reason=self._budget.reason,
             chances=self._chances.by_place,

@@ -86,14 +86,16 @@ class RunnerStatistics(msgspec.Struct, frozen=True, omit_defaults=True):
 
 class SpeculationStatistics(msgspec.Struct, frozen=True, omit_defaults=True):
     """Statistics of speculative decoding. Since the owner started: `steps` that verified draft tokens, for `rows`
-    sequences in all, which had `drafted` tokens verified and `accepted` of them. Now: whether drafts are verified
-    (`on`), the `reason` if not, the `chances` of the first places, if those before are accepted, and those of looked up
-    drafts' first places, by the least number of matching tokens (`match_chances`)."""
+    sequences in all, which had `drafted` tokens verified and `accepted` of them, and so `gained` more tokens than in
+    plain steps. Now: whether drafts are verified (`on`), the `reason` if not, the `chances` of the first places, if
+    those before are accepted, and those of looked up drafts' first places, by the least number of matching tokens
+    (`match_chances`)."""
 
     steps: int = 0
     rows: int = 0
     drafted: int = 0
     accepted: int = 0
+    gained: int = 0
     on: bool = False
     reason: str = ""
     chances: tuple[float, ...] = ()

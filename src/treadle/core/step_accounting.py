@@ -80,8 +80,10 @@ class StepAccounting:
             return None
         out = self._outputs.of(seq)
         if gained.drafted:
-            accepted = min(count, len(gained.tokens) - gained.forced) - 1
-            self._speculation.verified(seq, match, gained.drafted, accepted, ended=finish is not None)
+            sampled = len(gained.tokens) - gained.forced
+            accepted = count if count < sampled or gained.ends_drafted else sampled - 1
+            ended, gain = finish is not None, min(count, sampled) - 1
+            self._speculation.verified(seq, match, gained.drafted, accepted, gain=gain, ended=ended)
             out.drafted += gained.drafted
             out.accepted += accepted
         elif drafts:

@@ -67,7 +67,7 @@ def _speculation_status(can: SpeculationCapabilities, report: StepReport | None)
         "drafted": found.drafted,
         "accepted": found.accepted,
         "acceptance": round(found.accepted / max(1, found.drafted), 4),
-        "tokens_per_step": round(1 + found.accepted / max(1, found.rows), 3),
+        "tokens_per_step": round(1 + found.gained / max(1, found.rows), 3),
         "chances": list(found.chances),
         "kv_bytes": drafter.kv_bytes,
         "backlog": drafter.backlog,

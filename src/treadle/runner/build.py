@@ -24,6 +24,7 @@ from .drafting.lookup import LookupDrafter
 from .drafting.model import ModelDrafter
 from .loading.budget import check_budget
 from .loading.draft import CHUNK, DraftModel, load_beside
+from .loading.draft_costs import TOKENS
 from .loading.eagle import load_eagle
 from .loading.headed import HeadedModel
 from .loading.loader import load
@@ -121,7 +122,11 @@ def _runner(
         drafter = costly if drafter is None else Either(drafter, costly)
     scores = None if scorer is None else scorer()
     runner = ModelRunner(model, before_step=govern, grammars=grammars, drafter=drafter, scorer=scores)
-    _check_drafts(model.name, runner.capabilities().steps.speculation, speculate, asked)
+    possible = runner.capabilities().steps.speculation
+    if model.context <= TOKENS and possible.drafters:
+        reason = f"in a context of {TOKENS} tokens or less their cost can't be timed"
+        possible = SpeculationCapabilities(reason=reason)
+    _check_drafts(model.name, possible, speculate, asked)
     if scores is not None:
         check_scored(model, runner.no_positions)
     return runner

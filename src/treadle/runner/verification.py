@@ -75,6 +75,12 @@ class Kept:
     tokens: list[int]
     replaced: list[int]
 
+    @property
+    def ends_drafted(self) -> bool:
+        """Whether the last token is an accepted draft: then the row has ended with it."""
+        count = len(self.tokens)
+        return 0 < count <= len(self.drafts.tokens) and self.drafts.tokens[count - 1] == self.tokens[-1]
+
 
 class Speculation:
     """Draft tokens of a drafter in steps over `backend`, of which a row verifies up to `draft_tokens`: 0 for the
@@ -250,7 +256,7 @@ class Verified:
             row = one.row
             if row.id in self._step.failed:
                 continue
-            forced = self._step.forced.get(row.id, ())
+            forced, offered = self._step.forced.get(row.id, ()), Offer() if offer is None else offer(row)
             picks = range(one.first, one.first + len(one.tokens))
             yield RowTokens(
                 row.id,
@@ -259,7 +265,9 @@ class Verified:
                 row.sampling.ended,
                 len(forced),
                 len(one.drafts.tokens),
-                *(() if offer is None else offer(row)),
+                ready=offered.tokens,
+                match=offered.match,
+                ends_drafted=one.ends_drafted,
             )
 
 
