@@ -200,7 +200,9 @@ class DraftBudget:
         if self._owed_s:
             paid_s = min(self._owed_s, earned_s)
             self._owed_s, earned_s = self._owed_s - paid_s, earned_s - paid_s
-        self._credit_s = min(max(_MOST_CREDIT_S, 2 * self._doubtful_s(rows)), self._credit_s + earned_s)
+        self._credit_s += earned_s
+        if self._credit_s > _MOST_CREDIT_S:
+            self._credit_s = min(max(_MOST_CREDIT_S, 2 * self._doubtful_s(rows)), self._credit_s)
 
     def _chances(self, seq: Sequence, in_flight: bool) -> list[float]:
         """Return for each draft of `seq` that can be verified the chance that it is accepted. A step `in_flight`

@@ -36,7 +36,7 @@ async def test_a_preflight_of_an_allowed_origin_is_answered_without_a_key(key: s
     async with front(cors_origin=(PAGE,), api_key=key) as f:
         client = await asks(f, **{"access-control-request-headers": STAINLESS})
         assert (client.status, client.body, read_by(client)) == (204, b"", PAGE)
-        assert client.headers["access-control-allow-methods"] == "GET, HEAD, POST"
+        assert client.headers["access-control-allow-methods"] == "GET, HEAD, POST, DELETE"
         assert client.headers["access-control-allow-headers"] == STAINLESS
         assert int(client.headers["access-control-max-age"]) > 0
         assert client.headers["vary"] == "Origin"

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import logging
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 
 import pytest
 
@@ -182,6 +183,134 @@ async def test_a_client_that_asks_for_another_protocol_is_answered_in_this_one(
             assert status_of(answer) == 200
             assert json.loads(answer.partition(b"\r\n\r\n")[2])["status"] == "ok"
     assert caplog.messages == []
+
+
+H2C = ("Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMAAABkAAQAAP__")
+H2C_LIVE = LIVE.replace(b"\r\n\r\n", "\r\n".join(("", *H2C, "", "")).encode())
+ASKED = b'{"prompt":"seven b"}'
+
+
+def sized(body: bytes = ASKED, *extra: str, path: str = "/v1/completions") -> bytes:
+    """Return a request with an offer of HTTP/2, as Java's client and `curl --http2` send it."""
+    return request(body, *H2C, *extra, path=path)
+
+
+def chunked(*chunks: bytes, trailers: bytes = b"") -> bytes:
+    head = "\r\n".join(("POST /v1/completions HTTP/1.1", "Host: localhost", *H2C, "Transfer-Encoding: chunked", "", ""))
+    parts = [b"%x\r\n%s\r\n" % (len(chunk), chunk) for chunk in chunks]
+    return head.encode() + b"".join(parts) + b"0\r\n" + trailers + b"\r\n"
+
+
+async def send_in_pieces(writer: asyncio.StreamWriter, pieces: Iterable[bytes]) -> None:
+    """Send each piece as a packet of its own, on one host."""
+    writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    for piece in pieces:
+        writer.write(piece)
+        await writer.drain()
+        for _ in range(3):
+            await asyncio.sleep(0)
+
+
+async def next_answer(reader: asyncio.StreamReader) -> tuple[int, bytes]:
+    """Return the status and the body of an answer on a connection that is kept."""
+    head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 20)
+    length = int(head.lower().partition(b"content-length:")[2].split()[0])
+    return status_of(head), await reader.readexactly(length)
+
+
+def is_completion(answer: tuple[int, bytes]) -> bool:
+    status, body = answer
+    return status == 200 and json.loads(body)["usage"]["prompt_tokens"] == len("seven b")
+
+
+@pytest.mark.parametrize(
+    "message",
+    [sized(), chunked(ASKED[:4], ASKED[4:]), chunked(ASKED, trailers=b"X-Sum: 1\r\n")],
+    ids=["sized", "chunked", "trailers"],
+)
+@pytest.mark.parametrize("cut", ["whole", "head and body", "within the head", "bytes"])
+@in_loop
+async def test_a_request_that_offers_another_protocol_is_read_with_its_body(message: bytes, cut: str) -> None:
+    """Whatever its packets, and whatever follows it."""
+    head_size = message.index(b"\r\n\r\n") + 4
+    both = message + LIVE
+    at = {"whole": [], "head and body": [head_size], "within the head": [head_size - 1, head_size + 3]}
+    cuts = [0, *at.get(cut, range(1, len(both))), len(both)]
+    async with front() as f, served(f) as (_, port), connected(port) as (reader, writer):
+        await send_in_pieces(writer, [both[start:end] for start, end in itertools.pairwise(cuts)])
+        assert is_completion(await next_answer(reader))
+        assert (await next_answer(reader))[0] == 200
+        writer.write(message)
+        assert is_completion(await next_answer(reader))
+
+
+@in_loop
+async def test_requests_that_offer_another_protocol_follow_each_other_in_one_packet() -> None:
+    async with front() as f, served(f) as (_, port), connected(port) as (reader, writer):
+        writer.write(H2C_LIVE + sized() + sized(b"", path="/none") + chunked(ASKED) + H2C_LIVE + request(ASKED))
+        answers = [await next_answer(reader) for _ in range(6)]
+        assert [status for status, _ in answers] == [200, 200, 404, 200, 200, 200]
+        assert all(is_completion(answers[at]) for at in (1, 3, 5))
+
+
+@pytest.mark.parametrize("method", ["POST", "CONNECT"])
+@pytest.mark.parametrize("apart", [False, True])
+@in_loop
+async def test_the_body_of_a_request_for_another_protocol_is_never_a_request(method: str, apart: bool) -> None:
+    body = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    whole = sized(body, path="http://localhost/none").replace(b"POST", method.encode())
+    async with front() as f, served(f) as (_, port), connected(port) as (reader, writer):
+        writer.write(whole.removesuffix(body))
+        if apart:
+            assert (await next_answer(reader))[0] == 404
+        writer.write(body)
+        if not apart:
+            assert (await next_answer(reader))[0] == 404
+        writer.write(LIVE.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))
+        rest = await asyncio.wait_for(reader.read(-1), 10)
+        assert rest.count(b"HTTP/1.1 ") == 1
+        assert rest.endswith(b'"reason":""}')
+
+
+@in_loop
+async def test_a_connection_that_was_offered_another_protocol_is_kept() -> None:
+    async with front() as f, served(f) as (_, port), connected(port) as (reader, writer):
+        for _ in range(2):
+            writer.write(H2C_LIVE)
+            assert (await next_answer(reader))[0] == 200
+            writer.write(request(ASKED))
+            assert is_completion(await next_answer(reader))
+
+
+@pytest.mark.parametrize(
+    ("framing", "status"),
+    [
+        ("Content-Length: 1", 400),
+        ("Transfer-Encoding: chunked", 400),
+        (f"X: {'y' * 70_000}", 431),
+    ],
+)
+@in_loop
+async def test_an_offer_of_another_protocol_does_not_loosen_the_checks_of_heads(framing: str, status: int) -> None:
+    """`sized` has a Content-Length already."""
+    async with front() as f, served(f) as (_, port):
+        answer = await raw(port, sized(ASKED, framing) + LIVE)
+        assert status_of(answer) == status
+        assert answer.count(b"content-length") == 1
+
+
+@in_loop
+async def test_limits_of_bodies_and_trailers_hold_with_an_offer_of_another_protocol(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(protocol, "REFUSED_BODY_S", 0.2)
+    lines = b"".join(b"X-%d: %s\r\n" % (i, b"y" * 990) for i in range(100))
+    async with front(max_body_bytes=1000) as f, served(f) as (_, port):
+        assert status_of(await raw(port, chunked(trailers=lines))) == 431
+        assert status_of(await raw(port, chunked().removesuffix(b"0\r\n\r\n") + b"ZZ\r\n")) == 400
+        async with connected(port) as (reader, writer):
+            writer.write(sized(bytes(2000))[:-1])  # the last byte never comes
+            assert status_of(await asyncio.wait_for(reader.read(-1), 10)) == 413
 
 
 @pytest.mark.parametrize(

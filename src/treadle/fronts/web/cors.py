@@ -10,7 +10,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ...host_names import ANY, origin_of
 
-METHODS = b"GET, HEAD, POST"
+METHODS = b"GET, HEAD, POST, DELETE"
 MAX_AGE_S = 600
 LIMITS = b", ".join(
     b"x-ratelimit-%s-%s" % (value, of)

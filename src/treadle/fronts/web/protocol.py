@@ -3,7 +3,7 @@
 A connection has one deadline while it runs no request: for its headers, for the rest of a body that was answered early,
 for its next request. Arriving bytes do not extend it. While a request runs, its body has the limits of `body.py` and
 its reader those of `sse.py`. A connection is also dropped when its headers are too large, or when the client's machine
-has vanished. A client that closes its sending side has left: its running request is cancelled.
+has vanished. A client that closes its sending side has left: its running request is cancelled. `Upgrade` is ignored.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ SEND_BUFFER_BYTES = 128 * 1024
 PROBE_S = 15
 PROBES = frozenset({b"/health", b"/health/live", b"/health/ready"})
 LOCAL_PROBES = PROBES | {b"/v1/status", b"/metrics"}
+FRAMING = frozenset({b"content-length", b"transfer-encoding"})
 
 
 class GuardedProtocol(HttpToolsProtocol):
@@ -127,15 +128,34 @@ class GuardedProtocol(HttpToolsProtocol):
         if self._in_headers or self._body_done:
             self._unparsed_bytes += len(data)
         try:
-            self.parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            return  # answered as without the request for another protocol
+            self._parse(data)
         except httptools.HttpParserError:
             self._bad_request()
             return
         if self._unparsed_bytes > MAX_HEADER_BYTES and (self._in_headers or self._body_done):
             self._oversized = True
             self._bad_request()
+
+    def _parse(self, data: bytes) -> None:
+        """Parse input. A request for another protocol, whose body the parser would skip, is answered in this one."""
+        rest = memoryview(data)
+        while True:
+            try:
+                self.parser.feed_data(rest)
+            except httptools.HttpParserUpgrade as ended:
+                rest = rest[ended.args[0] :]
+                self._parse_on()
+            else:
+                return
+
+    def _parse_on(self) -> None:
+        """Replace the parser, which has ended with a head, by one that expects this head's body."""
+        callbacks = _FromBodyOn(self)
+        self.parser = httptools.HttpRequestParser(callbacks)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's
+        framing = [b"%s: %s\r\n" % line for line in self.headers if line[0] in FRAMING]
+        self.parser.feed_data(b"POST / HTTP/1.1\r\n%s\r\n" % b"".join(framing))
+        callbacks.in_head = False
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -178,6 +198,8 @@ class GuardedProtocol(HttpToolsProtocol):
                 self.transport.abort()
 
     def on_message_complete(self) -> None:
+        if self.parser.should_upgrade():
+            return  # a premature end: `_parse_on` follows
         super().on_message_complete()
         self._body_done, self._unparsed_bytes = True, 0
         if self._lingering:
@@ -282,6 +304,23 @@ class GuardedProtocol(HttpToolsProtocol):
     @property
     def _closing(self) -> bool:
         return bool(self.transport.is_closing())
+
+
+class _FromBodyOn:
+    """Callbacks of a parser that gets the head of a message again: `protocol`'s, without this head's."""
+
+    def __init__(self, protocol: GuardedProtocol) -> None:
+        self.in_head = True
+        self._protocol = protocol
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        callback = getattr(self._protocol, name)
+
+        def call(*values: bytes) -> None:
+            if not self.in_head or name == "on_message_complete":  # without a body, it comes with the head
+                callback(*values)
+
+        return call
 
 
 class _RefusalApp:
