@@ -463,9 +463,7 @@ def test_drafts_that_have_to_be_verified_and_cannot_be_are_refused(
     build(folder, speculate="lookup")
     build(folder, speculate="lookup", context=TOKENS + 1)
     build(folder, speculate="auto", context=TOKENS)
-    with pytest.raises(
-        ConfigError, match=r"is lookup, .*: in a context of 96 tokens or less their cost"
-    ):
+    with pytest.raises(ConfigError, match=r"is lookup, .*: in a context of 96 tokens or less their cost"):
         build(folder, speculate="lookup", context=TOKENS)
 
 

@@ -10,9 +10,12 @@ from ..errors import InvalidRequest
 MAX_KEYS = 4096
 MAX_BRACKETS = 500_000
 MAX_VALUES = 4_000_000
+MAX_DEPTH = 500
+"""Arrays and objects in one another: half of what Python's encoders can write again."""
 INLINE_BYTES = 64 * 1024
 INLINE_VALUES = 2048
 """Parsing and checking this number of values takes the event loop about a millisecond."""
+TOO_DEEP = "the body's JSON is nested too deeply: flatten it"
 
 
 def is_small(body: bytes) -> bool:
@@ -40,11 +43,13 @@ def parse_json(body: bytes) -> dict[str, Any]:
             f"the body is not valid JSON: {error.msg} at line {error.lineno}, column {error.colno}"
         ) from error
     except RecursionError as error:
-        raise InvalidRequest("the body's JSON is nested too deeply: flatten it") from error
+        raise InvalidRequest(TOO_DEEP) from error
     except ValueError as error:
         raise InvalidRequest("the body's JSON has a number with too many digits: use at most 64 bits") from error
     if not isinstance(value, dict):
         raise InvalidRequest(f"the body must be a JSON object, not {_kind(value)}")
+    if body.count(b"[") + body.count(b"{") > MAX_DEPTH and _is_deep(value):
+        raise InvalidRequest(TOO_DEEP)
     if b"\\u" in body or b"\\U" in body:
         _check_surrogates(value)
     return value
@@ -64,6 +69,17 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         twice = next(key for key, _ in pairs if key in keys or keys.add(key))  # type: ignore[func-returns-value]
         raise InvalidRequest(f"the body's JSON has the key '{twice[:80]}' twice: give it once", param=twice[:80])
     return found
+
+
+def _is_deep(value: Any) -> bool:
+    """Whether arrays and objects are nested more than MAX_DEPTH deep."""
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        values = (outer.values() if type(outer) is dict else outer for outer in level)
+        level = [inner for held in values for inner in held if type(inner) in (dict, list)]
+        if not level:
+            return False
+    return True
 
 
 def _check_surrogates(value: Any) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .formats.base import ToolFormat
+from .json_escapes import with_whole_pairs
 
 
 class PastCallWriter:
@@ -46,7 +47,7 @@ def _object(function: Mapping[str, Any]) -> str:
 def arguments_object(text: str) -> dict[str, Any] | None:
     """Return the object in a call's arguments; None if they are none."""
     try:
-        value = json.loads(text or "{}")
+        value = json.loads(with_whole_pairs(text) or "{}")
     except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from tests.fronts.web.server import Front, front, settle
 from tests.support.aio import in_loop
 from tests.support.asgi import Client
+from tests.support.bytes_text import bytes_text
 from treadle.fronts.web.openai.schema import ChatRequest, CompletionRequest
 
 CHAT = "/v1/chat/completions"
@@ -291,11 +293,48 @@ async def test_an_endpoint_beside_v1_is_told_where_the_base_url_ends(path: str, 
         assert client.json["error"]["message"] == f"there is no {path} here: {cure}"
 
 
+def _called(arguments: Any) -> dict[str, Any]:
+    call = {"id": "x", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    return {"role": "assistant", "tool_calls": [call]}
+
+
+def _used(arguments: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": [{"type": "tool_use", "id": "x", "name": "f", "input": arguments}]}
+
+
+def _shell(arguments: Any) -> dict[str, Any]:
+    return {"type": "local_shell_call", "call_id": "x", "action": arguments}
+
+
+@pytest.mark.parametrize("content", ["hi", "x" * 70_000], ids=len)
+@pytest.mark.parametrize(
+    ("path", "messages", "call"),
+    [
+        (CHAT, "messages", _called),
+        ("/api/chat", "messages", _called),
+        ("/v1/messages", "messages", _used),
+        ("/v1/responses", "input", _shell),
+    ],
+)
+@in_loop
+async def test_what_is_nested_deeply_is_served_or_refused(
+    path: str, messages: str, call: Callable[[Any], dict[str, Any]], content: str
+) -> None:
+    async with front(text=bytes_text(context=200_000)) as f:
+        for depth, status in ((450, 200), (900, 400), (950, 400), (960, 400), (970, 400)):
+            user = {"role": "user", "content": content}
+            more = {"max_tokens": 9} if path == "/v1/messages" else {}
+            body = json.dumps({"model": "m", messages: [user, call({"deep": 1}), user], **more})
+            deep = '{"a":' * depth + "{}" + "}" * depth
+            client = await f.post(path, body.replace('{"deep": 1}', deep).encode())
+            assert client.status == status, client.body
+            assert status == 200 or b"nested too deeply" in client.body
+
+
 REFUSED_BY_NAME: list[tuple[str, Any]] = [
     ("modalities", ["audio"]),
     ("audio", {"voice": "x"}),
     ("service_tier", "scale"),
-    ("repeat_last_n", 64),
     ("mirostat", 2),
     ("verbosity", "low"),
     ("web_search_options", {}),

@@ -10,6 +10,7 @@ from openai.types.chat import completion_create_params as chat_params
 
 from tests.fronts.web.server import Front, forever, front
 from tests.support.aio import in_loop
+from tests.support.bytes_text import bytes_text
 from treadle.core.messages import Submit
 from treadle.fronts.web.openai.chat import ParsedChat
 from treadle.fronts.web.openai.completions import ParsedCompletion
@@ -223,6 +224,10 @@ async def test_a_stop_in_options_stops() -> None:
         {"store": True, "metadata": {"a": 1}, "user": "u"},
         {"keep_alive": -1, "ttl": 300, "cache_prompt": False, "id_slot": 0},
         {"num_ctx": 4096},
+        {"repeat_last_n": 64, "repeat_penalty": 1.0},
+        {"options": {"repeat_last_n": 0, "penalize_newline": True, "repeat_penalty": 1}},
+        {"options": {"logits_all": False, "vocab_only": False, "embedding_only": False}},
+        {"repeat_last_n": 9, "options": {"repeat_last_n": 64}},
         {"repeat_last_n": -1, "mirostat": 0, "typical_p": 1, "tfs_z": 1.0, "dry_multiplier": 0},
         {"top_logprobs": 0},
         {"logprobs": False, "top_logprobs": 3},
@@ -236,6 +241,40 @@ async def test_fields_that_ask_for_nothing_here_are_taken(fields: dict[str, Any]
         client = await f.chat(**fields)
         assert client.status == 200, client.body
         assert client.json["choices"][0]["logprobs"] is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"repeat_last_n": 64, "repeat_penalty": 1.1}, "repeat_last_n"),
+        ({"repeat_last_n": 0, "presence_penalty": 1}, "repeat_last_n"),
+        ({"options": {"repeat_last_n": 64, "repeat_penalty": 1.1}}, "options.repeat_last_n"),
+        ({"options": {"repeat_last_n": 64, "frequency_penalty": 0.1}}, "options.repeat_last_n"),
+        ({"options": {"penalize_newline": False}}, "options.penalize_newline"),
+        ({"options": {"logits_all": True}}, "options.logits_all"),
+        ({"options": {"vocab_only": True}}, "options.vocab_only"),
+        ({"options": {"embedding_only": 0}}, "options.embedding_only"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("large", [False, True])
+@in_loop
+async def test_ollamas_options_that_would_change_the_answer_are_refused(
+    fields: dict[str, Any], param: str, large: bool
+) -> None:
+    async with front() as f:
+        client = await f.chat(**fields, user="x" * (70_000 if large else 1))
+        found = client.json["error"]
+        assert (client.status, found["code"], found["param"]) == (400, "unsupported_parameter", param)
+        assert param in found["message"]
+
+
+@in_loop
+async def test_a_window_of_the_models_own_penalty_is_refused() -> None:
+    async with front(text=bytes_text(default_sampling={"repetition_penalty": 1.05})) as f:
+        assert (await f.chat(repeat_last_n=64)).status == 400
+        assert (await f.chat(repeat_last_n=-1)).status == 200
+        assert (await f.chat(repeat_last_n=64, repetition_penalty=1)).status == 200
 
 
 @in_loop

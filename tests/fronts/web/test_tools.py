@@ -31,6 +31,14 @@ PLACE = {"type": "object", "properties": {"city": {"type": "string"}}, "required
 WEATHER = {"type": "function", "function": {"name": "weather", "parameters": PLACE}}
 TOOLS = [WEATHER, {"type": "function", "function": {"name": "clock"}}]
 HI = [{"role": "user", "content": "hi"}]
+ODD_ARGUMENTS = [
+    ('{"a": "\\ud800 \\ud83d\\ude00"}', '{"a": "\\ufffd \\ud83d\\ude00"}'),
+    ('{"a": ' + "9" * 4400 + "}", None),
+    ('{"a": ' + "[" * 3000 + "]" * 3000 + "}", None),
+    ('{"a": 1e999}', None),
+    ('{\n"a": "\\n",\r\n"b": 1}', '{ "a": "\\n",  "b": 1}'),
+]
+"""Arguments that are valid JSON, and their JSON within an answer where that differs."""
 
 
 @functools.cache
@@ -292,6 +300,17 @@ async def test_an_answer_and_its_results_go_back_as_they_came() -> None:
         )
 
 
+@in_loop
+async def test_a_call_with_half_a_surrogate_pair_goes_back_too() -> None:
+    call = '<tool_call>{"name": "weather", "arguments": {"city": "\\ud800"}}</tool_call>'
+    async with answering(call, "It is sunny.") as f:
+        first = (await message(f, tools=TOOLS))["message"]
+        result = {"role": "tool", "tool_call_id": first["tool_calls"][0]["id"], "content": "sunny"}
+        second = await message(f, tools=TOOLS, messages=[*HI, first, result])
+        assert second["message"]["content"] == "It is sunny."
+        assert '{"city": "\ufffd"}' in text().decode(f.runner.seen[-1].prompt, skip_special_tokens=False)
+
+
 @pytest.mark.parametrize("older", [False, True])
 @in_loop
 async def test_a_large_body_that_a_worker_parses_has_its_tools_too(older: bool) -> None:
@@ -354,7 +373,7 @@ BOMB: dict[str, Any] = {"$defs": {f"d{i}": {"anyOf": [{"$ref": f"#/$defs/d{i + 1
 BOMB["$defs"]["d40"] = {"type": "string"}
 BOMB["$ref"] = "#/$defs/d0"
 DEEP: dict[str, Any] = {"type": "string"}
-for _ in range(300):
+for _ in range(200):
     DEEP = {"type": "object", "properties": {"x": DEEP}}
 SCHEMA = "response_format.json_schema.schema"
 

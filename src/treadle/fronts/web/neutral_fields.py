@@ -12,7 +12,6 @@ HINTS = {
     "best_of": "answers are not ranked, n alone gives several; leave it out",
     "chat_template": "templates come from the server's operator, never from a request",
     "prompt_logprobs": "ask /v1/completions with echo and logprobs for a prompt's log-probabilities",
-    "repeat_last_n": "the repetition penalty looks at all tokens; leave it out or send -1",
 }
 
 

@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Callable
 
+from ..json_escapes import with_whole_pairs
 from .scanner import Scanner, Steps
 
 Sink = Callable[[str], None]
@@ -47,10 +48,10 @@ def pass_object(scan: Scanner, sink: Sink) -> Steps[None]:
 
 
 def take_string(scan: Scanner) -> Steps[str]:
-    """Consume a JSON string and return its value."""
+    """Consume a JSON string and return its value, as text that UTF-8 has."""
     parts: list[str] = []
     yield from _pass_string(scan, parts.append)
-    value = json.loads("".join(parts))
+    value = json.loads(with_whole_pairs("".join(parts)))
     assert isinstance(value, str)
     return value
 

@@ -24,6 +24,7 @@ from tests.fronts.web.anthropic.scenes import (
     without_ids,
 )
 from tests.fronts.web.server import forever, front, says
+from tests.fronts.web.test_tools import ODD_ARGUMENTS
 from tests.support.aio import in_loop
 from tests.support.answers import Answers
 from tests.support.asgi import post
@@ -105,6 +106,16 @@ async def test_arguments_stream_as_they_are_generated() -> None:
         deltas = [e["delta"] for e in await stream(f, tools=TOOLS) if e["type"] == "content_block_delta"]
         assert {delta["type"] for delta in deltas} == {"input_json_delta"}
         assert len(deltas) > 10
+
+
+@pytest.mark.parametrize(("arguments", "sent"), ODD_ARGUMENTS, ids=lambda given: str(given)[:20])
+@in_loop
+async def test_arguments_are_sent_as_the_model_wrote_them(arguments: str, sent: str | None) -> None:
+    call = f'<tool_call>{{"name": "weather", "arguments": {arguments}}}</tool_call>'
+    async with answering(call, steps=(100,)) as f:
+        client = await f.post(PATH, {"model": "m", "messages": HI, "tools": TOOLS, "max_tokens": 9000})
+    assert client.status == 200
+    assert f'"name":"weather","input":{sent or arguments},'.encode() in client.body
 
 
 @pytest.mark.parametrize("most", [45, 48])

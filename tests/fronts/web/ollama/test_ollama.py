@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.fronts.web.server import Front, forever, front
-from tests.fronts.web.test_tools import CALL, CLOCK, TOOLS, answering, text
+from tests.fronts.web.test_tools import CALL, CLOCK, ODD_ARGUMENTS, TOOLS, answering, text
 from tests.support.aio import in_loop
 from tests.support.answers import Answers
 from tests.support.asgi import Client, post
@@ -58,6 +58,18 @@ async def test_calls_are_whole_with_arguments_as_objects(stream: bool) -> None:
         {"index": 1, "name": "clock", "arguments": {}},
     ]
     assert found[-1]["done_reason"] == "stop"
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize(("arguments", "sent"), ODD_ARGUMENTS, ids=lambda given: str(given)[:20])
+@in_loop
+async def test_arguments_are_sent_as_the_model_wrote_them(arguments: str, sent: str | None, stream: bool) -> None:
+    call = f'<tool_call>{{"name": "weather", "arguments": {arguments}}}</tool_call>'
+    async with answering(call, steps=(100,)) as f:
+        client = await chat(f, tools=TOOLS, stream=stream, options={"num_predict": 9000})
+    assert client.status == 200
+    assert client.body.count(b"\n") == (2 if stream else 1)
+    assert f'"name":"weather","arguments":{sent or arguments}'.encode() in client.body.split(b"\n")[0]
 
 
 @in_loop

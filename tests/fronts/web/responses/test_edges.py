@@ -24,17 +24,75 @@ from tests.fronts.web.responses.calls import (
     user,
 )
 from tests.fronts.web.responses.test_stored import call, stream
-from tests.fronts.web.server import front
+from tests.fronts.web.server import front, settle
 from tests.fronts.web.test_tools import TEMPLATE
 from tests.support.aio import in_loop
 from tests.support.answers import Answers
 from tests.support.asgi import Client, post
 from tests.support.bytes_text import bytes_text
+from treadle.fronts.web.responses.output import _Message
 from treadle.fronts.web.responses.store import ResponseStore
+from treadle.fronts.web.responses.writer import ResponseWriter
 
 MAPS = {"type": "namespace", "name": "maps", "description": "Maps.", "tools": [WEATHER]}
 SHELL = {"type": "shell_call", "call_id": "a", "action": {"commands": ["ls"]}}
 SHELL_OUTPUT = [{"stdout": "x", "stderr": "", "outcome": {"type": "exit", "exit_code": 0}}]
+
+
+HALF = '<tool_call>{"name": "f\\ud800", "id": "\\udc00", "arguments": {"a": "\\ud800"}}</tool_call>'
+
+
+# Ends -----------------------------------------------------------------------------------------------------------
+
+
+@in_loop
+async def test_half_a_surrogate_pair_in_a_call_is_none() -> None:
+    async with answering(HALF) as f:
+        found = await events(f, tools=[WEATHER])
+        assert found[-1]["type"] == "response.completed"
+        (item,) = found[-1]["response"]["output"]
+        assert (item["name"], item["call_id"]) == ("f\ufffd", "\ufffd")
+        assert (await respond(f, tools=[WEATHER]))["output"][0]["name"] == "f\ufffd"
+
+
+@in_loop
+async def test_a_response_whose_last_item_can_not_be_written_ends_without_it(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(item: _Message) -> None:
+        raise UnicodeError("half a pair")
+
+    monkeypatch.setattr(_Message, "end", fail)
+    monkeypatch.setattr(_Message, "add", lambda item, text: fail(item))
+    async with answering("Hello.") as f:
+        client = await send(f, stream=True)
+        assert kinds(checked(client))[-2:] == ["error", "failed"]
+        assert client.events[-1]["response"]["output"] == []
+        queued = await f.post(PATH, {"model": "m", "input": "hi", "background": True})
+        await settle()
+        found = (await f.get(f"{PATH}/{queued.json['id']}")).json
+        assert (found["status"], found["output"]) == ("failed", [])
+        again = await stream(f, Client("GET", f"{PATH}/{queued.json['id']}"), "stream=true")
+        assert again.events[-1]["type"] == "response.failed"
+    assert "it is left out" in caplog.text
+
+
+@in_loop
+async def test_a_response_that_can_not_be_ended_is_removed(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*given: Any) -> None:
+        raise UnicodeError("half a pair")
+
+    monkeypatch.setattr(ResponseWriter, "piece", fail)
+    monkeypatch.setattr(ResponseWriter, "error", fail)
+    async with answering("Hello.") as f:
+        queued = await f.post(PATH, {"model": "m", "input": "hi", "background": True})
+        await settle()
+        assert (await f.get(f"{PATH}/{queued.json['id']}")).status == 404
+        assert (await f.get("/v1/status")).json["responses"]["stored"] == 0
+        assert f.idle()
+    assert "it is removed" in caplog.text
 
 
 # Input ----------------------------------------------------------------------------------------------------------

@@ -290,6 +290,9 @@ async def test_an_agents_session_computes_nothing_twice() -> None:
 
 # Custom inputs --------------------------------------------------------------------------------------------------
 
+DEEP = '{"a": ' + "[" * 3000 + "]" * 3000 + "}"
+LONG = '{"a": ' + "9" * 4400 + "}"
+
 
 @pytest.mark.parametrize(
     ("arguments", "expected"),
@@ -298,6 +301,10 @@ async def test_an_agents_session_computes_nothing_twice() -> None:
         ('{"input":"\\u00e9\\ud83d\\ude00\\\\"}', "é😀\\"),
         ('{"input": ""}', ""),
         ('{"input": "\\ud83dx"}', "\ufffdx"),
+        ('{"a\\udc00": "\\ud83d"}', "\ufffd"),
+        ('{"a": "\\ud83d", "b": 1}', '{"a": "\\ud83d", "b": 1}'),
+        (DEEP, DEEP),
+        (LONG, LONG),
         ('{"input": "cut', "cut"),
         ('{"patch": "other"}', "other"),
         ('{"a": "1", "b": "2"}', '{"a": "1", "b": "2"}'),

@@ -56,6 +56,14 @@ VECTORS = [
         call(0, "find", '{"q": "a\\nb \\\\d \\\\u12", "t": true, "n": null, "f": false}'),
     ),
     Vector(
+        "half a surrogate pair in a name, an id, and arguments in a string",
+        PLAIN,
+        block(
+            '{"id": "\\udc00\\ud83d\\ude00", "name": "find\\ud83d", "arguments": "{\\"\\ud800\\": \\"\\\\ud800\\"}"}'
+        ),
+        call(0, "find\ufffd", '{"\ufffd": "\\ud800"}', call_id="\ufffd\U0001f600"),
+    ),
+    Vector(
         "all of JSON",
         PLAIN,
         block('{"name": "find", "arguments": {"a": [1, -2.5e+3, [], {}, [{"b": [[]]}], "é😀"], "c" : {"d":null} }}'),

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ....text.events import CallArguments, CallEnd, CallStart, Event, Reasoning, Text, ends_with_call
+from ..call_arguments import raw_arguments
 from .options import Display
 from .signatures import sealed, signature_of
 from .tool_ids import id_for_client
@@ -74,16 +75,19 @@ def content_of(events: Sequence[Event], display: Display) -> list[dict[str, Any]
     """Return the content blocks of a whole answer."""
     blocks: list[dict[str, Any]] = []
     arguments: dict[int, list[str]] = {}
+    complete: set[int] = set()
     for of in events:
         if isinstance(of, CallStart):
             arguments[len(blocks)] = []
             blocks.append(tool_use(of))
         elif isinstance(of, CallArguments):
             arguments[len(blocks) - 1].append(of.delta)
+        elif isinstance(of, CallEnd):
+            complete.add(len(blocks) - 1)
         elif isinstance(of, (Text, Reasoning)):
             _add_text(blocks, of, display)
     for place, parts in arguments.items():
-        blocks[place]["input"] = _object("".join(parts))
+        blocks[place]["input"] = _input("".join(parts), place in complete)
     return [_signed(block, display) for block in blocks]
 
 
@@ -105,13 +109,18 @@ def _signed(block: dict[str, Any], display: Display) -> dict[str, Any]:
     return {**block, "signature": signature_of(text)}
 
 
-def _object(text: str) -> dict[str, Any]:
+def _input(text: str, complete: bool) -> Any:
     """Return the arguments of a call; {} for those that a limit has cut off."""
+    is_object = text.lstrip().startswith("{") and (complete or _is_json(text))
+    return raw_arguments(text) if is_object else {}
+
+
+def _is_json(text: str) -> bool:
     try:
-        value = json.loads(text or "{}")
+        json.loads(text)
     except (ValueError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}
+        return False
+    return True
 
 
 def text_block() -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -14,6 +13,7 @@ from ....errors import TreadleError
 from ....text import TextView, TokenEntry
 from ....text.events import CallArguments, CallEnd, CallStart, Event, Reasoning, Text
 from ...generation.pieces import Piece, Usage
+from ..call_arguments import raw_arguments
 from ..error_shapes import ollama_error
 from ..parsed import Head
 from ..token_logprobs import token_json
@@ -63,7 +63,7 @@ class Calls:
 
     def _complete(self, index: int) -> dict[str, Any]:
         start = self._starts[index]
-        arguments = json.loads("".join(self._arguments.pop(index)) or "{}")
+        arguments = raw_arguments("".join(self._arguments.pop(index)))
         call_id = {"id": start.id} if start.id else {}
         return {**call_id, "function": {"index": index, "name": start.name, "arguments": arguments}}
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from ....errors import InvalidRequest
 from ..neutral_fields import refuse_beyond_neutral
-from .ignored_fields import SAMPLERS_OFF
+from .ignored_fields import OPTIONS_NEUTRAL
 from .schema import UNLIMITED, Generate
 
 OTHER_NAMES: Mapping[str, tuple[str, ...]] = {
@@ -22,6 +22,7 @@ OTHER_NAMES: Mapping[str, tuple[str, ...]] = {
     "repetition_penalty": ("repeat_penalty", "options.repeat_penalty"),
     "max_tokens": ("max_new_tokens", "num_predict", "n_predict", "options.num_predict"),
     "num_ctx": ("options.num_ctx",),
+    "repeat_last_n": ("options.repeat_last_n",),
 }
 """Precedence of names: a field's own, then other servers', then those in `options`."""
 
@@ -33,12 +34,12 @@ class Renamed:
     differs; `unused` holds overridden values, as (field, name, value): they must be in range all the same.
 
     Raises InvalidRequest for a limit of zero under a name that has other values for no limit, UnsupportedParameter for
-    an unserved sampler in `options`.
+    what is not served in `options`.
     """
 
     def __init__(self, body: Generate) -> None:
         if body.options is not None:
-            refuse_beyond_neutral(body.options.model_dump(), SAMPLERS_OFF, "options.")
+            refuse_beyond_neutral(body.options.model_dump(), OPTIONS_NEUTRAL, "options.")
         self._body = body
         self.names: dict[str, str] = {}
         self.unused: list[tuple[str, str, Any]] = []

@@ -31,9 +31,17 @@ SAMPLERS_OFF: Mapping[str, tuple[Any, ...]] = {
     "dry_multiplier": (0,),
     "xtc_probability": (0,),
     "dynatemp_range": (0,),
-    "repeat_last_n": (-1,),
 }
-"""Samplers of llama.cpp and Ollama, at the values that switch them off. The repetition penalty looks at all tokens."""
+"""Samplers of llama.cpp and Ollama, at the values that switch them off."""
+
+OPTIONS_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "penalize_newline": (True,),
+    "logits_all": (False,),
+    "vocab_only": (False,),
+    "embedding_only": (False,),
+    **SAMPLERS_OFF,
+}
+"""Keys of Ollama's `options`, at the values that ask for nothing."""
 
 SHARED_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "best_of": (1,),

@@ -7,7 +7,7 @@ from abc import abstractmethod
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from ....errors import InvalidRequest, TreadleError
+from ....errors import InvalidRequest, TreadleError, UnsupportedParameter
 from ....text import TextView
 from ...generation.pieces import Piece, Usage
 from ...service_tiers import check_tier
@@ -59,6 +59,7 @@ class ParsedOpenAi(ParsedRequest):
         with rename_params(self.spellings):
             validated = self._validated(self.params, limits)
             _check_context(self.given["num_ctx"], limits)
+            _check_window(self.given["repeat_last_n"], validated)
         for field, name, value in self.given.unused:
             with rename_params({field: name}):
                 self._check_unused(field, value, limits)
@@ -70,7 +71,7 @@ class ParsedOpenAi(ParsedRequest):
     def _check_unused(self, field: str, value: Any, limits: Limits) -> None:
         if field == "num_ctx":
             _check_context(value, limits)
-        else:
+        elif field != "repeat_last_n":
             value = [value] if field == "stop" and isinstance(value, str) else value
             self._validated(dataclasses.replace(self.params, **{field: value}), limits)
 
@@ -118,6 +119,17 @@ def _check_context(num_ctx: int | None, limits: Limits) -> None:
             f"num_ctx is {num_ctx} and this model is served with a context of {limits.context} tokens: leave it out, "
             "or start the server with a longer --context",
             param="num_ctx",
+        )
+
+
+def _check_window(last: int | None, validated: ValidatedRequest) -> None:
+    """Raise UnsupportedParameter for a window of penalties that would change an answer."""
+    sampling = validated.sampling
+    penalized = sampling.repetition_penalty != 1 or sampling.presence_penalty or sampling.frequency_penalty
+    if penalized and last not in (None, -1):
+        raise UnsupportedParameter(
+            "repeat_last_n is not supported here with a penalty, which looks at all tokens: leave it out or send -1",
+            param="repeat_last_n",
         )
 
 

@@ -55,7 +55,7 @@ from .answer_fields import (
     ToolChoiceField,
     Tools,
 )
-from .ignored_fields import CHAT_NEUTRAL, COMPLETION_NEUTRAL, HARMLESS, OPTIONS_HARMLESS, SAMPLERS_OFF
+from .ignored_fields import CHAT_NEUTRAL, COMPLETION_NEUTRAL, HARMLESS, OPTIONS_HARMLESS, OPTIONS_NEUTRAL
 
 MAX_PROMPTS = 2048
 MAX_PROMPT_IDS = 2**20
@@ -89,6 +89,7 @@ class OptionFields(Strict):
     top_k: TopK | None = optional("As `top_k`.")
     min_p: Unit | None = optional("As `min_p`.")
     repeat_penalty: RepetitionPenalty | None = optional("As `repetition_penalty`.")
+    repeat_last_n: Whole | None = optional("As `repeat_last_n`.")
     presence_penalty: Penalty | None = optional("As `presence_penalty`.")
     frequency_penalty: Penalty | None = optional("As `frequency_penalty`.")
     seed: Seed | None = optional("As `seed`.")
@@ -136,6 +137,9 @@ class Generate(Sampling):
     n_predict: Predict | None = optional("llama.cpp's name of `max_tokens`; -1 and -2 are no limit.")
     max_new_tokens: TokenCount | None = optional("TGI's name of `max_tokens`.")
     repeat_penalty: RepetitionPenalty | None = optional("Ollama's and llama.cpp's name of `repetition_penalty`.")
+    repeat_last_n: Whole | None = optional(
+        "Ollama's and llama.cpp's number of tokens that penalties look at, here all of them: with a penalty, only -1."
+    )
 
 
 class ChatFields(Generate):
@@ -214,7 +218,7 @@ class DetokenizeFields(Strict):
     model: str | None = optional("The served model's name; left out, it is the served model.")
 
 
-Options: type[OptionFields] = extended("Options", OptionFields, SAMPLERS_OFF, OPTIONS_HARMLESS)
+Options: type[OptionFields] = extended("Options", OptionFields, OPTIONS_NEUTRAL, OPTIONS_HARMLESS)
 OPTIONS: Any = (Options | None, optional("Ollama's `options`: sampling by its names."))
 ChatRequest: type[ChatFields] = extended("ChatRequest", ChatFields, CHAT_NEUTRAL, HARMLESS, options=OPTIONS)
 CompletionRequest: type[CompletionFields] = extended(

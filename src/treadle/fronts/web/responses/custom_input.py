@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 
+from ....text.json_escapes import with_whole_pairs
+
 _START = re.compile(r'\s*\{\s*"input"\s*:\s*"')
 _WHOLE = re.compile(
     r'(?:[^"\\]'
@@ -46,8 +48,7 @@ class CustomInput:
     def _read(self) -> str:
         whole = _WHOLE.match(self._unread)
         assert whole is not None
-        new: str = json.loads(f'"{whole.group()}"', strict=False)
-        new = new.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        new: str = json.loads(f'"{with_whole_pairs(whole.group())}"', strict=False)
         self._unread = self._unread[whole.end() :]
         self._texts.append(new)
         return new
@@ -55,8 +56,8 @@ class CustomInput:
 
 def _other_form(arguments: str) -> str:
     try:
-        value = json.loads(arguments)
-    except ValueError:
+        value = json.loads(with_whole_pairs(arguments))
+    except (ValueError, RecursionError):
         return arguments
     if isinstance(value, str):
         return value

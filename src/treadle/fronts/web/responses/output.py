@@ -78,6 +78,10 @@ class Output:
             self._in(self._text_kind)
         self._end(COMPLETED if complete and not isinstance(self._open, _Call) else INCOMPLETE)
 
+    def drop_open(self) -> None:
+        """Leave out the item that has not ended."""
+        self._open = None
+
     def text_entries(self, text: str) -> list[dict[str, Any]]:
         """Return the log-probabilities of the next characters of the text, `text`."""
         self._visible += len(text)

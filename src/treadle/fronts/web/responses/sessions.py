@@ -88,8 +88,10 @@ class Sessions:
         return run
 
     def finish(self, run: BackgroundRun) -> None:
-        """Forget a run that has ended."""
+        """Forget a run that has ended, and its response if that has not: a response without an end is never evicted."""
         self.runs.pop(run.stored.id, None)
+        if not run.stored.ended:
+            self.store.remove(run.stored)
         run.close()
 
 
@@ -189,5 +191,8 @@ class BackgroundRun:
     def _fail(self, error: TreadleError, writer: ResponseWriter, usage: Usage | None) -> None:
         if not self.queued.done():
             self.queued.set_exception(error)
-        else:
+            return
+        try:
             writer.error(error, usage)
+        except Exception:
+            log.exception("%s can't be ended: it is removed", self.stored.id)

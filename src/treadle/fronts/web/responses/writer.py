@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
@@ -14,6 +15,8 @@ from ..error_shapes import encodable
 from ..parsed import ParsedRequest
 from .output import COMPLETED, IN_PROGRESS, INCOMPLETE, Output, OutputForm, drop_event
 from .response_object import CANCELLED, FAILED, QUEUED, ResponseObject
+
+log = logging.getLogger(__name__)
 
 MAX_OUTPUT_TOKENS = "max_output_tokens"
 _STATUS: Mapping[str | None, str] = {LENGTH: INCOMPLETE, ABORT: CANCELLED}
@@ -86,7 +89,7 @@ class ResponseWriter:
         return self._take()
 
     def error(self, error: TreadleError, usage: Usage | None) -> bytes:
-        self._output.finish(FAILED)
+        self._cut(FAILED)
         param = None if error.param is None else encodable(error.param)
         self._send("error", code=error.code, message=encodable(error.message), param=param)
         self._terminal(FAILED, self._final(FAILED, usage, error))
@@ -94,7 +97,7 @@ class ResponseWriter:
 
     def cancel(self, usage: Usage | None) -> None:
         """End a response that its client cancelled; `usage` is None before it was admitted."""
-        self._output.finish(CANCELLED)
+        self._cut(CANCELLED)
         self._terminal(INCOMPLETE, self._final(CANCELLED, usage))
 
     def whole(self, choice: WholeChoice, usage: Usage) -> bytes:
@@ -108,6 +111,15 @@ class ResponseWriter:
     def snapshot(self) -> bytes:
         """Return the response as it is while it is generated."""
         return self._response.json(self._status, self._output.items)
+
+    def _cut(self, status: str) -> None:
+        """End the output of a response that is not whole, without its last item if that is what failed: the response
+        ends in any case."""
+        try:
+            self._output.finish(status)
+        except Exception:
+            log.exception("the last item of a response can't be written: it is left out")
+            self._output.drop_open()
 
     def _final(self, status: str, usage: Usage | None, error: TreadleError | None = None) -> bytes:
         output, incomplete = self._output, MAX_OUTPUT_TOKENS if status == INCOMPLETE else None

@@ -64,6 +64,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "num_predict",
         "n_predict",
         "repeat_penalty",
+        "repeat_last_n",
         "num_ctx",
         "options",
         "guided_json",
