@@ -203,6 +203,16 @@ def test_a_step_of_many_sequences_verifies_what_there_is_room_for(rows: int) -> 
     assert (engine.budget.reason == NO_ROOM) == (not most)
 
 
+@pytest.mark.parametrize("times", [1, 1000])
+def test_credit_is_limited_and_pays_for_any_trial(times: int) -> None:
+    machine = Machine(0.002 * times, lambda rows, tokens: times * 0.010)
+    budget = machine.budget()
+    for _ in range(100_000 if times == 1 else 10_000):
+        budget.observe_plain(4, machine.plain_s(4))
+    assert budget._credit_s == max(1.0, 2 * budget._doubtful_s(4))
+    assert budget._may_gain(4)
+
+
 def test_what_runs_have_lost_is_forgiven_at_some_point() -> None:
     """Or nothing would be tried for as long as a server has run."""
     budget = MEMORY_BOUND.budget()

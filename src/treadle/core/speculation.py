@@ -24,6 +24,7 @@ from .statistics import SpeculationStatistics
 PROPOSING_SHARE = 0.01
 _LOOKS = 2  # steps
 _PROPOSING_TIMES = 3  # what drafts cost beside the time in which they are counted: to follow, and to choose them
+_CHOOSING_ROWS = 5  # choosing costs as much as to count those of so many sequences, however many there are
 _SHOWN_PLACES = 4
 _SHOWN_MATCHES = (2, 4, 8, 16, 32)
 
@@ -101,8 +102,8 @@ class Speculation:
             each_s, before_s = seconds / rows, self._look_s
             self._look_s = each_s
             paid_s = PROPOSING_SHARE * self._budget.costs.plain_s(rows)
-            times = _LOOKS * _PROPOSING_TIMES
-            self._pause = 0 if self._budget.verifies else int(times * rows * min(each_s, before_s) / paid_s)
+            times, looked_s = _LOOKS * _PROPOSING_TIMES, (rows + _CHOOSING_ROWS) * min(each_s, before_s)
+            self._pause = 0 if self._budget.verifies else int(times * looked_s / paid_s)
 
     def planned(self, plan: StepPlan, now: float, *, follows: bool) -> None:
         """Learn how long the plan before took, as `plan` has been made."""
