@@ -24,7 +24,7 @@ from .statistics import SpeculationStatistics
 PROPOSING_SHARE = 0.01
 _LOOKS = 2  # steps
 _PROPOSING_TIMES = 3  # what drafts cost beside the time in which they are counted: to follow, and to choose them
-_CHOOSING_ROWS = 5  # choosing costs as much as to count those of so many sequences, however many there are
+_CHOOSING_ROWS = 2  # choosing costs as much as so many sequences more, however many there are
 _SHOWN_PLACES = 4
 _SHOWN_MATCHES = (2, 4, 8, 16, 32)
 
