@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
-from ...text.json_escapes import with_whole_pairs
-
 _ONE_LINE = str.maketrans("\r\n", "  ")
 
 
 def raw_arguments(text: str) -> msgspec.Raw:
     """Return arguments, which are JSON, on one line and otherwise as the model wrote them: no number is too long, and
-    no array too deep. Half a surrogate pair would make the whole answer unreadable to strict parsers and is replaced.
-    """
-    return msgspec.Raw(with_whole_pairs(text).translate(_ONE_LINE) or "{}")
+    no array too deep."""
+    return msgspec.Raw(text.translate(_ONE_LINE) or "{}")

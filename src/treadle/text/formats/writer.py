@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 
 from ..events import CallArguments, CallEnd, CallStart, Event, Malformed, Reasoning, Text
+from ..json_escapes import WholePairs
 from .scanner import Scanner
 from .spans import VisibleSpans
 
@@ -30,6 +31,7 @@ class EventWriter:
         self._end_of_space = 0
         self._make: Callable[[str], Event] | None = None
         self._parts: list[str] = []
+        self._pairs = WholePairs()
         self._events: list[Event] = []
         self._calls = 0
         self._at_start = True
@@ -103,23 +105,26 @@ class EventWriter:
         self._calls += 1
 
     def arguments(self, text: str) -> None:
-        """Write a piece of the arguments' JSON text."""
+        """Write a piece of the arguments' JSON text, without halves of surrogate pairs: not every client reads them."""
         if text:
             self._scan.forget()
-            self._add(self._make_arguments, text)
+            self._add_arguments(self._pairs.feed(text))
 
     def call_end(self) -> None:
         """Complete the tool call."""
+        self._add_arguments(self._pairs.end())
         self.call_open = False
         self._emit(CallEnd(self._calls - 1))
 
     def malformed(self, reason: str) -> None:
         """Report that what was recorded is no tool call."""
+        self._add_arguments(self._pairs.end())
         self.call_open = False
         self._emit(Malformed(reason))
 
     def finish(self) -> None:
         """End the answer: held white space is written, but at the border of a call or of reasoning."""
+        self._add_arguments(self._pairs.end())
         is_all = self._at_start and not (self._has_text or self._has_reasoning or self._calls)
         is_inside, space = not self._at_start, self._take_space()
         if space and is_inside and self._make is Reasoning:
@@ -166,6 +171,10 @@ class EventWriter:
         space = "".join(self._space)
         self._space, self._held = [], 0
         return space
+
+    def _add_arguments(self, text: str) -> None:
+        if text:
+            self._add(self._make_arguments, text)
 
     def _add_text(self, text: str) -> None:
         self._has_text = True

@@ -61,7 +61,7 @@ VECTORS = [
         block(
             '{"id": "\\udc00\\ud83d\\ude00", "name": "find\\ud83d", "arguments": "{\\"\\ud800\\": \\"\\\\ud800\\"}"}'
         ),
-        call(0, "find\ufffd", '{"\ufffd": "\\ud800"}', call_id="\ufffd\U0001f600"),
+        call(0, "find\ufffd", '{"\ufffd": "\\ufffd"}', call_id="\ufffd\U0001f600"),
     ),
     Vector(
         "all of JSON",
