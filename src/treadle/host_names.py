@@ -131,10 +131,15 @@ def is_loopback(host: str) -> bool:
     return all(is_this_machine(address) for address in resolved(host))
 
 
+def addresses_of(host: str, port: int | None = None) -> list[str]:
+    """Return the addresses that the system knows of a name, which may take it long. Raises OSError and UnicodeError."""
+    return [str(entry[4][0]) for entry in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
+
+
 def resolved(host: str) -> list[str]:
     """Return the addresses of `host`. Raises ConfigError if it has none."""
     try:
-        return [str(entry[4][0]) for entry in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)]
+        return addresses_of(host)
     except (OSError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or "this is no host name"
         raise ConfigError(

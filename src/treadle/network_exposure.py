@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from .config import Settings
 from .errors import ConfigError
-from .host_names import ANY, CONTAINER_HOSTS, address_of, is_loopback, url_of
+from .host_names import ANY, CONTAINER_HOSTS, address_of, addresses_of, is_loopback, url_of
 
 InThread = Callable[[Callable[[], list[str]]], Awaitable[list[str]]]
 
@@ -201,4 +201,4 @@ def _routed_addresses() -> list[str]:
 
 def _hostname_addresses() -> list[str]:
     """Return the addresses of this machine's own name."""
-    return [str(entry[4][0]) for entry in socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)]
+    return addresses_of(socket.gethostname())

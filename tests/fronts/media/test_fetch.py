@@ -240,6 +240,10 @@ async def drips(writer: asyncio.StreamWriter) -> None:
         await asyncio.sleep(0.01)
 
 
+async def silent(writer: asyncio.StreamWriter) -> None:
+    await asyncio.sleep(1000)
+
+
 async def endless(writer: asyncio.StreamWriter) -> None:
     writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: image/png\r\n\r\n")
     while True:
@@ -337,10 +341,7 @@ async def test_slow_hosts_of_one_tenant_hold_up_nobody_elses_images() -> None:
 
 @in_loop
 async def test_waiting_for_others_is_no_fault_of_the_image() -> None:
-    async def slow(writer: asyncio.StreamWriter) -> None:
-        await asyncio.sleep(1000)
-
-    async with site(slow=slow) as web:
+    async with site(slow=silent) as web:
         fetcher = web.fetcher(total_s=0.3)
         tasks = [asyncio.create_task(fetcher.fetch("http://pics.example/slow", "at", "one")) for _ in range(20)]
         ends = await asyncio.gather(*tasks, return_exceptions=True)
@@ -357,10 +358,7 @@ async def test_without_a_list_nothing_is_fetched() -> None:
 async def test_all_that_a_request_fetches_has_one_deadline() -> None:
     """Also what has waited for its turn until then, which is nobody's fault."""
 
-    async def slow(writer: asyncio.StreamWriter) -> None:
-        await asyncio.sleep(1000)
-
-    async with site(slow=slow) as web:
+    async with site(slow=silent) as web:
         fetcher = web.fetcher(total_s=30.0)
         until = asyncio.get_running_loop().time() + 0.2
         tasks = [fetcher.fetch("http://pics.example/slow", "at", "one", until) for _ in range(fetch.AT_ONCE_EACH + 2)]

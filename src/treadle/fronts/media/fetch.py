@@ -21,7 +21,7 @@ from urllib.parse import SplitResult, urljoin, urlsplit
 
 import httpcore
 
-from ...errors import Busy, InvalidRequest
+from ...errors import InvalidRequest
 from ...host_names import ANY, Address, address_of, host_of, matches
 from .name_lookups import NameLookups
 from .needed import MAX_IMAGE_BYTES, too_large
@@ -34,7 +34,6 @@ AT_ONCE_EACH = 8
 MAX_ADDRESSES = 4
 PORTS = {"http": 80, "https": 443}
 REDIRECTS = (301, 302, 303, 307, 308)
-WAITS = "the server is busy: too many images wait to be fetched"
 HEADERS = [(b"accept", b"image/*"), (b"accept-encoding", b"identity"), (b"user-agent", b"treadle")]
 
 _NOT_PUBLIC = [
@@ -113,7 +112,9 @@ class ImageFetcher:
         self._lookup = lookup
         self._allows = allows
         self._names = NameLookups()
-        self._turns = FairTurns(AT_ONCE, AT_ONCE_EACH, total_s, WAITS)
+        self._turns = FairTurns(
+            AT_ONCE, AT_ONCE_EACH, total_s, "the server is busy: too many images wait to be fetched"
+        )
         self._tls: ssl.SSLContext | None = None
 
     def deadline(self) -> float:
@@ -133,7 +134,7 @@ class ImageFetcher:
             raise InvalidRequest(f"{at} can't be fetched: {refused}", param=at) from None
         except TimeoutError:
             if not began:
-                raise Busy(f"{WAITS}; try again in about 1 s", retry_after_s=1.0) from None
+                raise self._turns.refusal() from None
             limits = f"{self._total_s:g} s, or all of the request's within {2 * self._total_s:g} s"
             raise InvalidRequest(f"{at} can't be fetched: it did not come within {limits}", param=at) from None
         except (httpcore.NetworkError, httpcore.TimeoutException, httpcore.ProtocolError, OSError) as error:

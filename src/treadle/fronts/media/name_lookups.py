@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 
 from ...errors import Busy
+from ...host_names import addresses_of
 
 MOST = 64
 MOST_EACH = 16
@@ -21,23 +21,19 @@ MOST_EACH = 16
 Resolve = Callable[[str, int], Sequence[str]]
 
 
-def addresses(host: str, port: int) -> Sequence[str]:
-    """Return the addresses of a name. Blocks; raises OSError and UnicodeError."""
-    return [str(entry[4][0]) for entry in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
-
-
 class NameLookups:
     """Look-ups by `resolve`, at most MOST at once, of which one tenant has up to MOST_EACH: those that nobody waits for
     any more count until they end. Lives on the event loop."""
 
-    def __init__(self, resolve: Resolve = addresses) -> None:
+    def __init__(self, resolve: Resolve = addresses_of) -> None:
         self._resolve = resolve
         self._held: Counter[str] = Counter()
 
     async def look_up(self, host: str, port: int, tenant: str = "") -> Sequence[str]:
         """Return the addresses of a name. Raises what `resolve` raises, and Busy."""
         if self._held.total() >= MOST or self._held[tenant] >= MOST_EACH:
-            raise Busy("the server is busy: too many names of hosts are looked up; try again in about 1 s")
+            busy = "the server is busy: too many names of hosts are looked up; try again in about 1 s"
+            raise Busy(busy, retry_after_s=1.0)
         loop = asyncio.get_running_loop()
         found: asyncio.Future[Sequence[str]] = loop.create_future()
         self._held[tenant] += 1

@@ -31,6 +31,10 @@ class FairTurns:
         finally:
             self._end(tenant)
 
+    def refusal(self) -> Busy:
+        """Return the refusal of who has waited too long."""
+        return Busy(f"{self._reason}; try again in about 1 s", retry_after_s=1.0)
+
     async def _begin(self, tenant: str) -> None:
         granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(tenant, deque()).append(granted)
@@ -41,7 +45,7 @@ class FairTurns:
         except BaseException as error:
             self._leave(tenant, granted)
             if isinstance(error, TimeoutError):
-                raise Busy(f"{self._reason}; try again in about 1 s", retry_after_s=1.0) from None
+                raise self.refusal() from None
             raise
 
     def _leave(self, tenant: str, granted: asyncio.Future[None]) -> None:

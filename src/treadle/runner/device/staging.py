@@ -89,7 +89,7 @@ class Staging:
             packed[start : start + array.size] = array.ravel().view(np.uint32)
         made = self._expected(layout, packed) if self._reserved else None
         if made is None:
-            made = _parts(self._copied(packed, _padded(end)), layout)
+            made = _parts(self._copied(packed, _padded(end)), layout, starts)
         if self._notes:
             self._noted.append((layout, made))
         return made
@@ -108,14 +108,14 @@ class Staging:
         are copied: so whatever was put there after the reservation before has to be evaluated, or about to be.
         """
         self._reserved.clear()
-        counts = [_padded(_starts(layout)[-1]) for layout, _ in self._noted]
+        starts = [_starts(layout) for layout, _ in self._noted]
+        firsts = [0, *accumulate(_padded(some[-1]) for some in starts)]
         found: dict[int, Any] = {}
-        if sum(counts) > RESERVE or not self._reserve.shared:
+        if firsts[-1] > RESERVE or not self._reserve.shared:
             return found
-        for (layout, arrays), end in zip(self._noted, accumulate(counts), strict=True):
-            first = end - _padded(_starts(layout)[-1])
+        for (layout, arrays), some, first, end in zip(self._noted, starts, firsts[:-1], firsts[1:], strict=True):
             copy = self._reserve.array[first:end].astype(mx.int32)
-            made = _parts(copy, layout)
+            made = _parts(copy, layout, some[:-1])
             self._reserved.append(_Reserved(layout, first, copy, made))
             found |= {id(old): new for old, new in zip(arrays, made, strict=True)}
         return found
@@ -174,10 +174,11 @@ def _padded(count: int) -> int:
     return max(_LEAST, 1 << (count - 1).bit_length())
 
 
-def _parts(device: Any, layout: _Layout) -> list[Any]:
-    """The numbers of `device`, int32, as arrays of that layout. Each operation takes the host 1 us."""
+def _parts(device: Any, layout: _Layout, starts: Sequence[int]) -> list[Any]:
+    """The numbers of `device`, int32, as arrays of that layout, which begin at `starts`. Each operation takes the host
+    1 us."""
     made = []
-    for (shape, dtype), start in zip(layout, _starts(layout)[:-1], strict=True):
+    for (shape, dtype), start in zip(layout, starts, strict=True):
         part = device[start : start + math.prod(shape)]
         if dtype != np.int32:
             part = part.view(_DTYPES[dtype])
