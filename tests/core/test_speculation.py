@@ -228,11 +228,13 @@ def test_what_runs_have_lost_is_forgiven_at_some_point() -> None:
 
 def test_a_host_that_is_held_up_once_while_it_looks_for_drafts_goes_on_looking() -> None:
     speculation = Speculation(MEMORY_BOUND.budget(), lookahead=1, resolved=False)
+    rows = DecodeRow("a", 0), DecodeRow("b", 0)
+    one, two = StepPlan(1, decode=rows[:1], propose=True), StepPlan(2, decode=rows, propose=True)
     for seconds in (10.0, 1e-6, 1e-6, 10.0, 1e-6):
-        speculation.looked(1, seconds)
+        speculation.looked(one, seconds)
         assert not speculation._pause
-    speculation.looked(1, 1.0)
-    speculation.looked(2, 2.0)
+    speculation.looked(one, 1.0)
+    speculation.looked(two, 2.0)
     assert speculation._pause > 1000, "looking takes as long as that"
 
 

@@ -21,7 +21,7 @@ from .preemption import DecodeDemand
 from .sequence import Sequence
 from .statistics import SpeculationStatistics
 
-PROPOSING_SHARE = 0.01
+PROPOSING_SHARE = 0.005
 _LOOKS = 2  # steps
 _PROPOSING_TIMES = 3  # what drafts cost beside the time in which they are counted: to follow, and to choose them
 _CHOOSING_ROWS = 2  # choosing costs as much as so many sequences more, however many there are
@@ -59,6 +59,8 @@ class Speculation:
         self._lookahead = lookahead
         self._resolved = resolved
         self._timed: _TimedPlan | None = None
+        self._chosen = False  # the last choice was drafts
+        self._offered = False  # the last step that was applied has looked for drafts
         self._looks = 0  # plans to come that look for drafts
         self._paused = 0  # plans behind them that don't
         self._pause = 0  # the next time
@@ -77,28 +79,36 @@ class Speculation:
         `in_flight` that is to be applied first, if there are any."""
         if self._budget is None:
             return None
-        if len(demand.sequences) < len(running) or (self._pause and not any(seq.ready for seq in demand.sequences)):
+        self._chosen = False
+        if len(demand.sequences) < len(running) or (self._pause and not self._offered):
             return {}
-        return self._budget.choose(demand.sequences, in_flight=in_flight)
+        drafts = self._budget.choose(demand.sequences, in_flight=in_flight)
+        self._chosen = bool(drafts)
+        return drafts
 
     def proposes(self, plan: StepPlan) -> bool:
         """Whether drafts are to be looked for in the step of a plan."""
         rows = len(plan.decode)
-        if self._budget is None or not rows or not self._budget.proposes(rows):
+        if self._budget is None or not rows:
             return False
-        if self._looks or plan.verifies:
-            self._looks = max(0, self._looks - 1)
-        elif self._paused:
+        verifies = self._verifies(plan)
+        if self._paused and not (self._looks or verifies):
             self._paused -= 1
             return False
+        if not self._budget.proposes(rows):
+            return False
+        if self._looks or verifies:
+            self._looks = max(0, self._looks - 1)
         else:
             self._looks, self._paused = _LOOKS - 1, self._pause
         return True
 
-    def looked(self, rows: int, seconds: float) -> None:
-        """Learn that a step of `rows` sequences spent `seconds` on looking for drafts. The quicker one of two counts:
-        the host may have been held up in the other."""
+    def looked(self, plan: StepPlan, seconds: float) -> None:
+        """Learn that the step of `plan` spent `seconds` on looking for drafts, if it did. The quicker one of two
+        counts: the host may have been held up in the other."""
+        self._offered = plan.propose
         if self._budget is not None and seconds:
+            rows = len(plan.decode)
             each_s, before_s = seconds / rows, self._look_s
             self._look_s = each_s
             paid_s = PROPOSING_SHARE * self._budget.costs.plain_s(rows)
@@ -110,7 +120,7 @@ class Speculation:
         before, self._timed = self._timed, None
         if self._budget is None or plan.prefill or plan.admit or plan.score or plan.encode:
             return
-        verifies = plan.verifies
+        verifies = self._verifies(plan)
         self._steps += verifies
         follows_plain = before is not None and not before.verifies and (follows or not self._lookahead)
         self._timed = _TimedPlan(now, len(plan.decode), verifies, follows_plain)
@@ -118,6 +128,10 @@ class Speculation:
             self._budget.observe_verifying(before.rows, before.drafted, now - before.began)
         elif before is not None and before.steady and follows_plain:
             self._budget.observe_plain(before.rows, now - before.began)
+
+    def _verifies(self, plan: StepPlan) -> bool:
+        """Whether a plan made for the last choice verifies drafts: most don't, without a look at their rows."""
+        return self._chosen and plan.verifies
 
     def verified(self, seq: Sequence, match: int, drafted: int, accepted: int, *, gain: int, ended: bool) -> None:
         """Learn what became of the `drafted` tokens, behind `match` matching ones, that a step verified, and how many

@@ -55,7 +55,7 @@ class StepAccounting:
             case _:
                 self._spec_prefill.scoring_s += prefill_s
         self._counters.decode_s += decode_s
-        self._speculation.looked(len(step.plan.decode), result.proposing_s)
+        self._speculation.looked(step.plan, result.proposing_s)
 
     def scored(self, seq: Sequence, scores: RowScores) -> None:
         """Account for log-probabilities of a prompt's tokens."""
