@@ -172,9 +172,7 @@ def prefill_tiles(
     dimensions of a head."""
     slots = next(slots for most, slots in PREFILL_SLOTS.items() if dim <= most)
     tiles = _tiles_of(segments, rep, window, PREFILL_ROWS, visible)
-    seen = tiles[:, 5] - tiles[:, 4]
-    made = _split(tiles, seen, -(-seen // _part(seen, heads, slots, _PREFILL_LEAST)), PREFILL_ROWS)
-    return replace(made, visible=visible)
+    return _split(tiles, PREFILL_ROWS, visible, heads, slots, _PREFILL_LEAST)
 
 
 def wide_tiles(
@@ -189,9 +187,7 @@ def wide_tiles(
 ) -> Tiles:
     """Tiles of `rows` packed rows for the wide kernel, of which `each` blocks share a multiprocessor."""
     tiles = _tiles_of(segments, rep, window, rows, visible)
-    seen = tiles[:, 5] - tiles[:, 4]
-    made = _split(tiles, seen, -(-seen // _part(seen, heads, each * WIDE_SLOTS, _WIDE_LEAST)), rows)
-    return replace(made, visible=visible)
+    return _split(tiles, rows, visible, heads, each * WIDE_SLOTS, _WIDE_LEAST)
 
 
 def in_few_sizes(tiles: Tiles, heads: int) -> Tiles:
@@ -215,10 +211,12 @@ def _tiles_of(segments: Segments, rep: int, window: int, rows: int, visible: Vis
     """Tiles of `rows` packed rows over all cached tokens that they see."""
     counts = segments[:, COUNT] * rep
     each = -(-counts // rows)
-    segments = np.repeat(segments, each, axis=0)
-    counts = np.repeat(counts, each)
+    row0: Any = 0
+    if int(each.max()) > 1:
+        segments = np.repeat(segments, each, axis=0)
+        counts = np.repeat(counts, each)
+        row0 = (np.arange(len(segments)) - np.repeat(np.cumsum(each) - each, each)) * rows
     tiles = _whole(segments, window)
-    row0 = (np.arange(len(segments)) - np.repeat(np.cumsum(each) - each, each)) * rows
     tiles[:, 1] = np.minimum(rows, counts - row0)
     tiles[:, 2] = row0
     if visible is not None:
@@ -257,9 +255,43 @@ def _low(positions: npt.NDArray[np.int32], window: int) -> npt.NDArray[np.int32]
     return low - low % TILE
 
 
-def _part(seen: npt.NDArray[np.int32], heads: int, slots: int, least: int) -> int:
-    """The most cached tokens of a part, for tiles that see so many of them."""
-    return _best_part((-(-seen // _PART_STEP) * _PART_STEP).tobytes(), heads, slots, least)
+def _split(tiles: Segments, rows: int, visible: Visible | None, heads: int, slots: int, least: int) -> Tiles:
+    """The tiles in parts, those of a tile side by side, the longest first."""
+    pieces = -(-(tiles[:, 5] - tiles[:, 4]) // _PREFILL_STEP)
+    parts = _long_parts(pieces.tobytes(), heads, slots, least)
+    made = tiles[parts.row]
+    made[:, 4] += parts.offset
+    made[:, 5] = np.minimum(made[:, 5], made[:, 4] + parts.length)
+    made[:, 7] = parts.split
+    return Tiles(made, rows, len(made), len(made) if len(made) > len(tiles) else 0, visible)
+
+
+class _LongParts(NamedTuple):
+    """Parts of tiles that do not decode: the index of each one's tile, its first cached token and its tokens among
+    those of the tile, and which of how many parts of the tile it is."""
+
+    row: npt.NDArray[np.int64]
+    offset: npt.NDArray[np.int32]
+    length: npt.NDArray[np.int32]
+    split: npt.NDArray[np.int32]
+
+
+@lru_cache(maxsize=64)
+def _long_parts(pieces: bytes, heads: int, slots: int, least: int) -> _LongParts:
+    """Split tiles of so many `pieces` (int32) of _PREFILL_STEP tokens. The same for as many steps of a sequence."""
+    sizes = np.frombuffer(pieces, np.int32)
+    tokens = sizes * _PREFILL_STEP
+    splits = -(-tokens // _best_part((-(-tokens // _PART_STEP) * _PART_STEP).tobytes(), heads, slots, least))
+    order = np.argsort(-(tokens // splits), kind="stable")
+    each, widths = splits[order], -(-sizes // splits)[order] * _PREFILL_STEP
+    index = np.arange(each.sum()) - np.repeat(np.cumsum(each) - each, each)
+    widths, each, order = (np.repeat(some, each) for some in (widths, each, order))
+    return _LongParts(
+        order,
+        (index * widths).astype(np.int32),
+        widths.astype(np.int32),
+        (index << 16 | each).astype(np.int32),
+    )
 
 
 @lru_cache(maxsize=256)
@@ -295,17 +327,3 @@ def _end(seen: npt.NDArray[np.int32], splits: npt.NDArray[np.int32], heads: int,
     for wave in waves.reshape(-1, slots):
         busy = np.sort(busy) + wave
     return int(busy.max())
-
-
-def _split(tiles: Segments, seen: npt.NDArray[np.int32], splits: npt.NDArray[np.int32], rows: int) -> Tiles:
-    """The tiles in `splits` parts each, those of a tile side by side, the longest first."""
-    order = np.argsort(-(seen // splits), kind="stable")
-    tiles, seen, splits = tiles[order], seen[order], splits[order]
-    width = -(-seen // (splits * _PREFILL_STEP)) * _PREFILL_STEP
-    tiles, width, index = np.repeat(tiles, splits, axis=0), np.repeat(width, splits), np.arange(splits.sum())
-    index -= np.repeat(np.cumsum(splits) - splits, splits)
-    start = tiles[:, 4] + index * width
-    tiles[:, 5] = np.minimum(tiles[:, 5], start + width)
-    tiles[:, 4] = start
-    tiles[:, 7] = index << 16 | np.repeat(splits, splits)
-    return Tiles(tiles, rows, len(tiles), len(tiles) if (splits > 1).any() else 0)
