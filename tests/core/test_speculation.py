@@ -11,7 +11,7 @@ from tests.core.drafting import MOST, Engine, Machine
 from tests.core.drive import Bench
 from treadle.core.acceptance import FIRST, FIRST_MATCHED, Acceptance, MatchedAcceptance
 from treadle.core.capabilities import StepCost
-from treadle.core.draft_budget import NO_ROOM, NOTHING_MEASURED, NOTHING_READY
+from treadle.core.draft_budget import NO_ROOM, NOTHING_MEASURED, NOTHING_READY, DraftBudget
 from treadle.core.messages import Submit
 from treadle.core.plan import MAX_SCORED_TOKENS, DecodeRow, DraftTrial, Encode, RowTokens, StepPlan, StepResult
 from treadle.core.scheduler import Scheduler, SchedulerLimits
@@ -98,6 +98,29 @@ def test_a_machine_that_was_busy_in_the_warm_up_verifies_nothing_that_does_not_p
     drafting = Engine(machine, rows, lambda _: 0.0, busy.budget())
     plain = Engine(machine, rows, lambda _: 0.0, None, most=0)
     assert drafting.run(400) / plain.run(400) >= 0.97
+
+
+@pytest.mark.parametrize("measured", [((1, 1, 0.012), (1, 2, 0.024)), ((1, 1, 0.012), (1, 2, 9.0))])
+def test_a_warm_up_that_says_drafts_never_pay_is_put_to_the_test_once(
+    measured: tuple[tuple[int, int, float], ...],
+) -> None:
+    """A busy machine may have said so; and no step takes longer than as many smaller ones."""
+    costs = VerifyCosts([StepCost(1, 1, 0.010)], [StepCost(*one) for one in measured])
+    assert costs.verifying_s(1, 1) == 0.024
+    budget = DraftBudget(costs, MOST)
+    assert not budget.could_gain(1)
+    drafting = Engine(MEMORY_BOUND, 1, lambda _: 1.0, budget)
+    assert drafting.run(300) / plain_rate(MEMORY_BOUND, 1, 300) >= 1.6
+
+
+def test_the_reason_why_nothing_is_verified_stays_when_nothing_runs() -> None:
+    budget = COMPUTE_BOUND.budget()
+    drafting = Engine(COMPUTE_BOUND, 1, lambda _: 0.0, budget, told=3)
+    drafting.run(50)
+    reason = budget.reason
+    assert reason not in ("", NOTHING_READY)
+    assert budget.choose([], in_flight=False) == {}
+    assert budget.reason == reason
 
 
 @pytest.mark.untraced

@@ -92,6 +92,7 @@ class DraftBudget:
     _waits: bool = False  # the last choice, with a step in flight, waits for that
     _runs: bool = False  # the last choice is verified
     _trial: bool = False  # the last choice was one
+    _doubted: bool = False  # one was made that could not pay by what was known
 
     def could_gain(self, rows: int) -> bool:
         """Whether drafts would pay in steps of `rows` sequences if all of them were accepted. Cheap: asked for each
@@ -123,6 +124,7 @@ class DraftBudget:
         self._waits, self._runs = in_flight and bool(drafts), bool(drafts) and not in_flight
         if self._runs:
             self._run.rows, self._run.drafts = len(seqs), sum(drafts.values())
+            self._doubted = self._doubted or not self.could_gain(len(seqs))
         elif (ran or waited) and not self._waits:
             self._end_run(len(seqs))
         if not in_flight and not self._plain_left and (verified or (waited and not tried)):
@@ -139,7 +141,8 @@ class DraftBudget:
         offers = {seq: chances for seq in seqs if seq.ready and (chances := self._chances(seq, in_flight))}
         if not offers:
             self.verifies = False
-            self.reason = NOTHING_READY
+            if seqs:
+                self.reason = NOTHING_READY
             return {}
         if self._plain_left:
             self._plain_left -= 1
@@ -148,9 +151,7 @@ class DraftBudget:
         if (room := MAX_SCORED_TOKENS - rows) < TRIAL_TOKENS:
             self.verifies, self.reason = False, NO_ROOM
             return {}
-        if self._owed_s is None:
-            self._owed_s = FIRST_CREDIT_STEPS * self.costs.plain_s(rows)
-            self._credit_s += self._owed_s
+        self._advance(rows)
         if (bound := self._bound(rows, max(chances[0] for chances in offers.values()), self._ends)) < GAIN:
             return self._refused(rows, bound, offers)
         drafts = [(chance, -place, seq) for seq, chances in offers.items() for place, chance in enumerate(chances)]
@@ -194,6 +195,12 @@ class DraftBudget:
 
     def _observe_end(self, ended: bool) -> None:
         self._ends = FORGET * self._ends + (1 - FORGET) * ended
+
+    def _advance(self, rows: int) -> None:
+        """Give the first credit, once."""
+        if self._owed_s is None:
+            self._owed_s = FIRST_CREDIT_STEPS * self.costs.plain_s(rows)
+            self._credit_s += self._owed_s
 
     def _earn(self, rows: int, seconds: float) -> None:
         earned_s = TRIAL_SHARE * seconds
@@ -261,14 +268,15 @@ class DraftBudget:
 
     def _may_gain(self, rows: int) -> bool:
         """Whether drafts could pay, or there is credit for a trial of some that could not by what is known: only trials
-        correct that, and a busy machine may have made it look so."""
+        correct that, and a busy machine may have made it look so, in the warm-up, too."""
         if self.could_gain(rows):
             return True
+        self._advance(rows)
         return self._credit_s - max(0.0, self._run.lost_s) >= self._doubtful_s(rows)
 
     def _doubtful_s(self, rows: int) -> float:
-        """Return the credit for a trial that could not pay by what is known."""
-        return DOUBTFUL_TRIALS * (slower_s(self.costs, rows, 1) + self.costs.refill_s(rows))
+        """Return the credit for a trial that could not pay by what is known: the first one needs no more than others."""
+        return (DOUBTFUL_TRIALS if self._doubted else 1.0) * (slower_s(self.costs, rows, 1) + self.costs.refill_s(rows))
 
     def _tries_plain(self, rows: int, gain: float) -> bool:
         """Begin a few plain steps, where there is credit for what they take longer."""

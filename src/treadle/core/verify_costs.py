@@ -18,7 +18,8 @@ OUTLIER = 3.0  # a step counts as at most so many times what was expected, or th
 class VerifyCosts:
     """Costs of steps in which `rows` sequences decode: `plain` ones, and `verifying` ones with draft tokens.
 
-    A step takes no longer than one of as many rows and tokens or more: where one was measured so, the machine was busy.
+    A step takes no longer than one of as many rows and tokens or more, nor than several with a part of its tokens that
+    make up for it: where one was measured so, the machine was busy.
     Costs between measured ones are interpolated, by the draft tokens of a number of rows and then by the rows. Beyond
     the largest ones they grow as they did last. A number of rows of which only one was measured, as the time was over,
     tells nothing of what drafts cost beside others that do. Two scales follow the steps of the server, whose sequences
@@ -71,10 +72,17 @@ class VerifyCosts:
 
 
 def _least(costs: Collection[StepCost]) -> list[StepCost]:
-    """Return the costs, each as low as the lowest of those with at least its rows and tokens."""
+    """Return the costs, each as low as the lowest of those with at least its rows and tokens, and as that of as many
+    steps of fewer tokens of its rows."""
 
     def least(one: StepCost) -> float:
-        return min(other.seconds for other in costs if other.rows >= one.rows and other.tokens >= one.tokens)
+        larger = [other.seconds for other in costs if other.rows >= one.rows and other.tokens >= one.tokens]
+        parts = [
+            -(-one.tokens // other.tokens) * other.seconds
+            for other in costs
+            if other.rows == one.rows and other.tokens < one.tokens
+        ]
+        return min(larger + parts)
 
     return [replace(one, seconds=least(one)) for one in costs]
 

@@ -124,8 +124,9 @@ class _Decoding:
         release(self._runner, self._requests)
 
     def plain_s(self, lookahead: int) -> float:
-        """Seconds of steps that follow each other, each started before the one before is finished where there is
-        `lookahead`."""
+        """Seconds of the quickest of a few steps that follow each other: what a busy machine adds to others is not what
+        they cost. With `lookahead` each is started before the one before is finished, and one behind a slow one looks
+        quicker than it is: there the median."""
         times: list[float] = []
         while len(times) < 2 + _STEPS and not (len(times) > 1 and times[-1] - times[-2] > SLOW_S):
             while self._in_flight <= lookahead:
@@ -135,7 +136,8 @@ class _Decoding:
             times.append(self._clock())
         while self._in_flight:
             self._take(self._finish())
-        return median(after - before for before, after in pairwise(times))
+        gaps = [after - before for before, after in pairwise(times)]
+        return median(gaps) if lookahead else min(gaps)
 
     def _finish(self) -> StepResult:
         try:
@@ -163,7 +165,7 @@ class _Decoding:
                 slow = seconds > SLOW_S
 
     def verifying_s(self, drafts: int) -> float | None:
-        """Seconds of steps that verify so many drafts; None where none did. The first of them is not counted."""
+        """Seconds of the quicker of two steps that verify so many drafts, behind a first one; None where none did."""
         times: list[float] = []
         for _ in range(2 * (1 + _STEPS)):
             began = self._clock()
@@ -175,7 +177,7 @@ class _Decoding:
                 times.append(seconds)
             if len(times) > _STEPS or (times and seconds > SLOW_S):
                 break
-        return median(times[1:] or times) if times else None
+        return min(times[1:] or times) if times else None
 
     def _decode(self, ahead: int, drafts: int = 0) -> tuple[DecodeRow, ...]:
         return tuple(DecodeRow(id_, gained + ahead, drafts) for id_, gained in self._gained.items())

@@ -67,7 +67,8 @@ def load_scorer(
     )
     pair.target.details["scorer"] = about(pair.draft)
     if scorer.context < target.context:
-        _log.info("prompts of more than %d tokens, the context of %s, are not scored", scorer.context, scorer.name)
+        longest = longest_scored(target.context, scorer.context)
+        _log.info("prompts of more than %d tokens are not scored, by the context of %s", longest, scorer.name)
     return pair
 
 
