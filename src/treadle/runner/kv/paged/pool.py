@@ -181,7 +181,9 @@ class PoolKernels:
     def keys(self, pool: Pool, pages: Any) -> Any:
         """Return the keys (kv heads, tokens, D) of all tokens of `pages` (P,), in the model's type."""
         assert pool.scales is None, "keys that are not quantized"
-        some = pool.data[pages].reshape(pages.shape[0], -1)[:, : self.heads * self.page * self.dim]
+        wide = pool.data.reshape(pool.data.shape[0], -1).view(mx.uint64)  # fewer and longer numbers to look up
+        count = self.heads * self.page * self.dim * pool.data.dtype.size // 8
+        some = wide[:, :count][pages].view(pool.data.dtype)
         return some.reshape(-1, self.heads, self.page, self.dim).swapaxes(0, 1).reshape(self.heads, -1, self.dim)
 
     def write(self, pool: Pool, keys: Any, values: Any, slots: Any) -> Any:
