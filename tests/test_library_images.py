@@ -87,6 +87,12 @@ async def test_an_image_of_any_form_is_answered_and_embedded_as_mlx_vlm_does(fol
         assert engine.status()["engine"]["state"] == "ready"
 
 
+def closed() -> Image.Image:
+    image = Image.open(io.BytesIO(DATA))
+    image.close()
+    return image
+
+
 BAD: list[tuple[Any, str]] = [
     ({}, "inputs is empty"),
     (["a", {}], r"inputs\[1\] is empty"),
@@ -98,6 +104,8 @@ BAD_IMAGES: list[tuple[Any, str]] = [
     (None, "a NoneType"),
     (b"junk", "the bytes are not an image"),
     (b"", "empty image"),
+    (Image.new("RGB", (0, 5)), r"prompt\[0\].content\[0\].image: the image has no pixels"),
+    (closed(), r"prompt\[0\].content\[0\].image: the image is damaged"),
     (bytes((20 << 20) + 1), "over 20 MiB"),
     (Path("nowhere.png"), "can't be read"),
     ("picture.png", "no URL of an image"),

@@ -6,6 +6,7 @@ import random
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from tests.core.drive import Bench
 from treadle.core.encodings import Encodings
@@ -48,6 +49,28 @@ def test_work_grows_with_patches_and_views_and_faster_where_attention_weighs() -
     assert of(3, 100, 12) == 60
     assert of(2, 3, 40, 40) == 40
     assert of(1, 12) == 1, "never nothing"
+    assert replace(vision, least=7).units(Image(start=0, count=1, hash=b"x", shm="", shape=(1, 12))) == 7
+
+
+@pytest.mark.parametrize(("unit_s", "most"), [(0.001, 200), (1.0, 10)])
+def test_a_step_has_no_more_small_images_than_fill_its_time(unit_s: float, most: int) -> None:
+    """However short steps that encode seem: on a CPU the step before waits until their work is prepared."""
+    bench = Bench(vision=replace(TOWER, least=10, unit_s=unit_s))
+    bench.runner.encode_s = lambda layers: 1e-6 * layers
+    request = ask(bench, "a", *(image(8 * i, hash=b"%d" % i, patches=1) for i in range(30)), prompt=250)
+    units = [10 * sum(encode.count for encode in plan.encode) for plan in seen(bench, 2000)]
+    assert sum(units) == 30 * 6 * 10
+    assert max(units) == most
+    bench.assert_undisturbed(request)
+
+
+def test_a_picture_that_stands_twice_in_a_prompt_is_waited_for_once() -> None:
+    bench = Bench(vision=TOWER)
+    request = ask(bench, "a", image(0), image(8, hash=b"dog"), image(16), prompt=30)
+    seen(bench)
+    bench.assert_undisturbed(request)
+    assert bench.runner.tower.computed == 12
+    assert (bench.statistics().vision.encoded, bench.statistics().vision.reused) == (2, 1)
 
 
 def test_an_image_is_encoded_in_layers_and_its_prompt_follows() -> None:

@@ -14,7 +14,8 @@ from tests.core.drive import Bench
 from treadle.core.capabilities import StepCost
 from treadle.core.chunk_cost import CHUNK_S, LEAST_OVERHEADS, LONGEST_CHUNK_S, WORTH_OVERHEADS, ChunkCost
 from treadle.core.chunk_limits import FIRST_CHUNK, MIN_CHUNK, ChunkLimits, Work
-from treadle.core.encodings import IMAGE_LIMITS
+from treadle.core.encodings import image_limits
+from treadle.core.image import VisionCapabilities
 from treadle.core.prefill_budget import LEAST_SHARE, MOST_SHARE, PrefillBudget
 
 
@@ -395,7 +396,11 @@ def test_beside_decoding_rows_the_weights_are_read_anyway() -> None:
     assert pace.budget(prefilling=1, decoding=0) == alone
 
 
-SIZES = {Work.IMAGES: IMAGE_LIMITS, Work.SCORING: ChunkLimits(4096), Work.LOOK_AHEAD: ChunkLimits(1024, quantum=1)}
+SIZES = {
+    Work.IMAGES: image_limits(VisionCapabilities()),
+    Work.SCORING: ChunkLimits(4096),
+    Work.LOOK_AHEAD: ChunkLimits(1024, quantum=1),
+}
 
 
 @pytest.mark.parametrize(("work", "piece"), [(Work.IMAGES, 200), (Work.SCORING, 16), (Work.LOOK_AHEAD, 8)])

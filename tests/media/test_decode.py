@@ -63,6 +63,38 @@ def test_grey_of_16_bits_is_that_of_8_bits() -> None:
     assert same(decoded(encoded(deep)), grey.convert("RGB"))
 
 
+def test_levels_of_32_bits_are_those_of_8_bits_but_in_a_png() -> None:
+    """In the mode for these older releases of Pillow open a grey PNG of 16 bits."""
+    grey = picture(40, 30).convert("L")
+    wide = grey.convert("I")
+    assert same(decode(wide), grey.convert("RGB"))
+    opened = Image.fromarray(np.asarray(grey).astype(np.int32) * 257)
+    opened.format = "PNG"
+    assert same(decode(opened), grey.convert("RGB"))
+
+
+def test_multiplied_transparency_is_dropped_as_any() -> None:
+    grey = picture(40, 30).convert("LA")
+    assert same(decode(grey.convert("La")), grey.convert("RGB"))
+
+
+def with_chunk(name: bytes, data: bytes, at: int) -> bytes:
+    """A PNG with another chunk, in front of its pixels or behind them."""
+    whole = png()
+    place = whole.index((b"IDAT", b"IEND")[at]) - 4
+    chunk = struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+    return whole[:place] + chunk + whole[place:]
+
+
+@pytest.mark.parametrize("at", [0, 1])
+@pytest.mark.parametrize("name", [b"zTXt", b"iCCP", b"iTXt"])
+def test_metadata_over_the_limit_is_no_damage(name: bytes, at: int) -> None:
+    head = b"a\0\1\0\0\0" if name == b"iTXt" else b"a\0\0"
+    data = with_chunk(name, head + zlib.compress(bytes(2 << 20)), at)
+    with pytest.raises(InvalidRequest, match="more metadata than is read here: save it without its metadata"):
+        decoded(data)
+
+
 @pytest.mark.parametrize("kind", ["GIF", "WEBP", "PNG"])
 def test_of_an_animation_the_first_frame_counts(kind: str) -> None:
     first, second = (decoded(animated(kind, seed)) for seed in (1, 2))

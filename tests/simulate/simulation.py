@@ -135,9 +135,9 @@ class Days:
 
     @contextlib.contextmanager
     def _quietly(self) -> Iterator[None]:
-        before, unread = logging.root.manager.disable, generation_module.MAX_UNREAD_TOKENS
+        before, unread = logging.root.manager.disable, generation_module.MAX_UNREAD_BYTES
         logging.disable(logging.CRITICAL)
-        generation_module.MAX_UNREAD_TOKENS = UNREAD
+        generation_module.MAX_UNREAD_BYTES = UNREAD * generation_module.TOKEN_BYTES
         asyncio._set_running_loop(self._events)
         try:
             yield
@@ -145,7 +145,7 @@ class Days:
             self._events.tasks += self._tasks
             self._events.close()
             asyncio._set_running_loop(None)
-            generation_module.MAX_UNREAD_TOKENS = unread
+            generation_module.MAX_UNREAD_BYTES = unread
             logging.disable(before)
 
     def _launch(self) -> SimulatedOwner:

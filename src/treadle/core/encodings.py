@@ -10,14 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from .chunk_cost import CHUNK_S
 from .chunk_limits import ChunkLimits
 from .image import VisionCapabilities
 from .plan import Encode, StepPlan
 from .sequence import Sequence
 from .statistics import VisionStatistics
 
-IMAGE_LIMITS = ChunkLimits(max_tokens=1 << 40, quantum=1)
-"""Units of images in a step: as many as their cost allows."""
 HasFeatures = Callable[[bytes], bool]
 
 
@@ -26,14 +25,21 @@ def no_features(hash_: bytes) -> bool:
     return False
 
 
+def image_limits(vision: VisionCapabilities) -> ChunkLimits:
+    """Return the limits for units of images in a step: those that take CHUNK_S, where the time of one was measured. A
+    learned cost alone may be far too low, as a step that encodes is prepared while another one is computed, and on
+    some devices encoding is all preparation."""
+    return ChunkLimits(max_tokens=max(1, int(CHUNK_S / vision.unit_s)) if vision.unit_s else 1 << 40, quantum=1)
+
+
 @dataclass(slots=True, eq=False)
 class Encoding:
     """An image of `units` of work a layer, of which `planned` layers are computed or in flight. `users` wait for it:
-    the image's place among those of each."""
+    the image's places among those of each."""
 
     units: int
     planned: int = 0
-    users: dict[Sequence, int] = field(default_factory=dict)
+    users: dict[Sequence, list[int]] = field(default_factory=dict)
 
 
 class Encodings:
@@ -60,8 +66,7 @@ class Encodings:
                 found = self._open[image.hash] = Encoding(self._vision.units(image))
             else:
                 self._reused += 1
-            if seq not in found.users:  # else the picture comes twice
-                found.users[seq] = place
+            found.users.setdefault(seq, []).append(place)
             seq.awaited_images[place] = image.hash
 
     def leave(self, seq: Sequence) -> None:
@@ -85,7 +90,7 @@ class Encodings:
                 count = min(left, (units - spent) // found.units if planned else max(1, units // found.units))
                 if count <= 0 or (planned and decoding):
                     return tuple(planned), spent
-                planned.append(Encode(seq.id, found.users[seq], found.planned, count))
+                planned.append(Encode(seq.id, found.users[seq][0], found.planned, count))
                 spent += count * found.units
                 found.planned += count
                 if count == left:
@@ -95,8 +100,9 @@ class Encodings:
     def _finish(self, hash_: bytes) -> None:
         """All layers are planned: the features are there for the next step."""
         self._encoded += 1
-        for user in self._open.pop(hash_).users:
-            user.awaited_images = {place: one for place, one in user.awaited_images.items() if one != hash_}
+        for user, places in self._open.pop(hash_).users.items():
+            for place in places:
+                del user.awaited_images[place]
 
     def void(self, plan: StepPlan, sequences: dict[str, Sequence]) -> None:
         """Begin anew the encodings of `plan`, which was not computed. The runner names in `evicted` whoever goes on

@@ -52,18 +52,23 @@ class VisionCapabilities(msgspec.Struct, frozen=True, omit_defaults=True):
     Images are encoded in up to `layers` pieces, one for each layer and one for what comes behind them. The work of one
     grows with its patches of `patch` by `patch` pixels; at `quadratic` patches attention among them costs as much as
     the rest. With `whole` the tokens of an image see each other, so that one chunk computes them all.
+
+    Measured in the warm-up (0: not measured): a layer of any image takes as long as `least` units of a large one, as
+    the host's part does not shrink with the image; and a unit takes `unit_s` seconds.
     """
 
     layers: int = 0
     patch: int = 1
     quadratic: int = 1
     whole: bool = False
+    least: int = 0
+    unit_s: float = 0.0
 
     def units(self, image: Image) -> int:
         """Return the work of a layer for `image`, in tokens' worth: its patches, more of them the further the attention
-        among those of a view outweighs the rest, as a part of all layers."""
+        among those of a view outweighs the rest, as a part of all layers; at least what any image takes."""
         views, patches = self._patches(image.shape)
-        return max(1, round(views * patches * (1 + patches / self.quadratic) / self.layers))
+        return max(1, self.least, round(views * patches * (1 + patches / self.quadratic) / self.layers))
 
     def _patches(self, shape: tuple[int, ...]) -> tuple[int, int]:
         """Return the views of an image, and the patches of each."""

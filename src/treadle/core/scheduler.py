@@ -29,7 +29,7 @@ from .block_budget import BlockBudget, OptimisticAdmission, TokenReservations
 from .chunk_limits import Work
 from .draft_budget import DraftBudget
 from .early_cancels import EarlyCancels
-from .encodings import IMAGE_LIMITS, Encodings, HasFeatures, no_features
+from .encodings import Encodings, HasFeatures, image_limits, no_features
 from .finishes import cancelled, failed
 from .grammar_state import GrammarLookup, no_grammars
 from .grammar_wait import GrammarWait
@@ -85,7 +85,7 @@ class Scheduler:
         self._outputs = Outputs()
         self._grammar_wait = GrammarWait(self._queue, grammar, self._outputs)
         self._spec_prefill = SpecPrefill(limits.spec_prefill, self._outputs, match_scored)
-        others = {**self._spec_prefill.limits(limits.prefill_tokens), Work.IMAGES: IMAGE_LIMITS}
+        others = {**self._spec_prefill.limits(limits.prefill_tokens), Work.IMAGES: image_limits(limits.vision)}
         self._prefill_budget = PrefillBudget(
             limits.prefill_tokens,
             limits.prefill_quantum,

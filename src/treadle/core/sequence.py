@@ -109,7 +109,8 @@ class Sequence:
     @property
     def computes_images(self) -> bool:
         """Whether some of its images are in the tokens that are left to compute."""
-        return any(image.end > self.num_computed_tokens for image in self.request.images)
+        images = self.request.images
+        return bool(images) and images[-1].end > self.num_computed_tokens
 
     @property
     def prefilled_tokens(self) -> int:

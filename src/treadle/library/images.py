@@ -78,7 +78,11 @@ def _of_pillow(image: Any, at: str) -> ImageSource:
     data = _file(image)
     if data:
         return _of_bytes(data, at)
-    return ImageSource(at, data=base64.b64encode(_png(image)).decode(), any_size=True)
+    try:
+        data = _png(image)
+    except InvalidRequest as error:
+        raise InvalidRequest(f"{at}: {error.message}", param=at) from None
+    return ImageSource(at, data=base64.b64encode(data).decode(), any_size=True)
 
 
 def _content(path: Path, at: str) -> bytes:
@@ -134,7 +138,7 @@ def _form(image: Any) -> tuple[Any, ...]:
 
 
 def _png(image: Any) -> bytes:
-    """Return an image of Pillow as it is seen, in PNG, which loses nothing of RGB."""
+    """Return an image of Pillow as it is seen, in PNG, which loses nothing of RGB. Raises InvalidRequest."""
     from ..media.decode import decode
 
     out = io.BytesIO()

@@ -75,20 +75,23 @@ def upright_size(image: Image.Image) -> tuple[int, int]:
 
 def decode(image: Image.Image) -> Image.Image:
     """Decode the first frame: upright, in RGB. Raises InvalidRequest for a damaged one."""
+    _check_pixels(image)
     orientation = _orientation(image)
     _guarded(image.load)
+    plain = _guarded(lambda: _eight_bits(image))
     upright = _TRANSPOSED.get(orientation)
     if upright is not None:
-        image = _guarded(lambda: image.transpose(upright))
-    return _guarded(lambda: _eight_bits(image).convert("RGB"))
+        plain = _guarded(lambda: plain.transpose(upright))
+    return _guarded(lambda: plain.convert("RGB"))
 
 
 def _eight_bits(image: Image.Image) -> Image.Image:
-    """Return the image with the upper byte of levels of 16 bits, as Pillow itself reads colours of 16 bits. It converts
-    grey ones so that all but the darkest are white."""
-    if not image.mode.startswith("I"):
-        return image
-    return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    """Return the image in a mode that Pillow converts as it is seen. Of levels of 16 bits that is the upper byte, as
+    Pillow itself reads colours of 16 bits: it converts grey ones so that all but the darkest are white. Older releases
+    open them in the mode of 32 bits, whose levels are those of 8 bits in other images."""
+    if image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PNG"):
+        return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    return image.convert("LA") if image.mode == "La" else image
 
 
 def _format_of(media_type: str) -> str | None:
@@ -102,13 +105,17 @@ def _format_of(media_type: str) -> str | None:
 
 
 def _check_size(image: Image.Image, most_pixels: int) -> None:
+    _check_pixels(image)
     width, height = image.size
-    if width < 1 or height < 1:
-        raise InvalidRequest("the image has no pixels: send another")
     if width * height > most_pixels:
         raise InvalidRequest(
             f"the image has {width} x {height} pixels and {most_pixels} are read here at most: make it smaller"
         )
+
+
+def _check_pixels(image: Image.Image) -> None:
+    if min(image.size) < 1:
+        raise InvalidRequest("the image has no pixels: send another")
 
 
 def _orientation(image: Image.Image) -> int:
@@ -140,5 +147,7 @@ def _guarded(work: Callable[[], T]) -> T:
 
 
 def _damaged(error: Exception) -> InvalidRequest:
+    if "MAX_TEXT" in str(error):  # Pillow's limits for texts and profiles in a PNG
+        return InvalidRequest("the image has more metadata than is read here: save it without its metadata")
     cause = " ".join(str(error).split())[:100] or type(error).__name__
     return InvalidRequest(f"the image is damaged ({cause}): send it again, or another")

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from ..core.capabilities import Capabilities
+from ..core.image import VisionCapabilities
 from .kv.backend import KvBackend
 from .loading.model import LoadedModel
 
@@ -24,11 +25,13 @@ def no_images(model: LoadedModel, backend: KvBackend) -> str:
     return next(filter(None, reasons), "")
 
 
-def with_images(can: Capabilities, model: LoadedModel, backend: KvBackend) -> Capabilities:
-    """Return `can` with images, or with the reason why `model` takes none."""
-    if (reason := no_images(model, backend)) or model.vision is None:
+def with_images(
+    can: Capabilities, model: LoadedModel, backend: KvBackend, vision: VisionCapabilities | None
+) -> Capabilities:
+    """Return `can` with images by the tower of `vision`, or with the reason why `model` takes none."""
+    if (reason := no_images(model, backend)) or vision is None:
         return replace(can, no_images=reason)
-    return replace(can, modalities=("text", "image"), vision=model.vision.capabilities)
+    return replace(can, modalities=("text", "image"), vision=vision)
 
 
 def up_to_images(tokens: Sequence[int]) -> Sequence[int]:

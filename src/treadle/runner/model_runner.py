@@ -74,6 +74,7 @@ class ModelRunner:
         self._rows: dict[str, RunningRow] = {}  # the registry of live sequences
         self._backend = build_backend(model, self._rows, clock)
         self._images = ImageEncoder(model.vision, no_images(model, self._backend))
+        self._vision = None if model.vision is None else model.vision.capabilities
         self._put = Staging().put if model.staged else direct
         self._sampler = StepSampler(model, self._put, self._backend)
         self._speculation = Speculation(drafter, self._backend, model.vocabulary)
@@ -106,7 +107,7 @@ class ModelRunner:
         grammars = not self._grammars.unavailable
         scoring = SpecPrefillCapabilities() if self._scorer is None else self._scorer.capabilities()
         can = capabilities_of(self._model, self._backend, self._costs, self._speculation, scoring, grammars=grammars)
-        return with_images(can, self._model, self._backend)
+        return with_images(can, self._model, self._backend, self._vision)
 
     def warm_up(self) -> None:
         """Run every kind of step; leaves nothing behind (C2)."""
@@ -128,7 +129,7 @@ class ModelRunner:
             if model.graphs is not None and drafts and model.context > TOKENS:
                 self._choose_launches([one for one in passes if one.drafts])
             if model.vision is not None and not no_images(model, self._backend):
-                warm_up_images(self, model.vision, passes, limits)
+                self._vision = warm_up_images(self, model.vision, passes, limits)
             self._costs = measure(self, model)
         self.forget_prefixes()
 

@@ -70,6 +70,44 @@ async def test_what_was_used_longest_ago_is_removed_first() -> None:
 
 
 @in_loop
+async def test_no_more_than_a_number_are_kept_without_a_user() -> None:
+    """Each is a file, however few bytes it has."""
+    made = Made()
+    store = PixelStore(1 << 20, made.removed.append, most_unused=2)
+    for name in "abcd":
+        await store.take(name.encode(), partial(made, name))
+    assert made.removed == [], "those in use stay"
+    for name in "badc":
+        store.release(name.encode())
+    assert made.removed == ["b", "a"]
+    await store.take(b"d", partial(made, "d"))
+    store.release(b"d")
+    assert (made.count, made.removed) == (4, ["b", "a"])
+
+
+class Unwalked(dict[bytes, Any]):
+    """A dictionary for single keys alone."""
+
+    def __iter__(self) -> Any:
+        raise AssertionError("walked over all that is kept")
+
+    items = keys = values = __iter__
+
+
+@in_loop
+async def test_a_use_costs_nothing_for_all_others_that_are_kept() -> None:
+    """Else a request with a thousand images blocks the event loop for seconds beside thousands of others."""
+    made = Made()
+    store = made.store()
+    store._entries = Unwalked()
+    for name in "abcd":
+        await store.take(name.encode(), partial(made, name))
+        store.release(name.encode())
+    await store.take(b"d", partial(made, "d"))
+    assert (made.count, made.removed) == (4, ["a"])
+
+
+@in_loop
 async def test_pixels_in_use_are_never_removed_and_more_is_refused() -> None:
     made = Made()
     store = made.store()

@@ -228,6 +228,16 @@ async def test_a_conversation_with_images_goes_on_from_a_stored_response() -> No
         assert items[0]["content"] == [{**INPUT, "detail": "auto"}]
 
 
+@pytest.mark.parametrize("detail", ["low", "high", "original", "auto"])
+@in_loop
+async def test_a_stored_image_has_the_detail_that_was_given(detail: str) -> None:
+    async with seeing() as (f, _):
+        for part in ({**INPUT, "detail": detail}, url_part(detail=detail)):
+            found = await f.post(RESPONSES, {"model": "m", "input": [turn(part)]})
+            items = (await f.get(f"{RESPONSES}/{found.json['id']}/input_items")).json["data"]
+            assert items[0]["content"] == [{**INPUT, "detail": detail}]
+
+
 @in_loop
 async def test_low_detail_is_an_image_of_its_own() -> None:
     async with seeing() as (f, seen):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -73,6 +75,34 @@ def test_features_that_come_again_are_counted_once() -> None:
     store.put(b"b", encoded(1))
     store.clear()
     assert b"b" not in store
+
+
+class Unwalked(dict[bytes, Encoded]):
+    """A dictionary for single keys alone."""
+
+    def __iter__(self) -> Any:
+        raise AssertionError("walked over all that is kept")
+
+    items = keys = values = __iter__
+
+
+def test_one_image_costs_nothing_for_all_others_that_are_kept() -> None:
+    """Thousands of small ones are, and statistics are made for each step."""
+    store = FeatureStore(budget=64)
+    store._kept = Unwalked()
+    for name in (b"a", b"b", b"c"):
+        store.need(name)
+        store.put(name, encoded(4))
+    store.spare([b"a"])
+    assert (store.statistics().held_bytes, store.statistics().needed_bytes) == (48, 32)
+    store.need(b"a")
+    assert store.statistics().needed_bytes == 48
+    store.spare([b"a", b"b"])
+    store.put(b"d", encoded(8))
+    assert [name in store for name in (b"a", b"b", b"c", b"d")] == [False, True, True, True]
+    store.drop(b"c")
+    store.clear()
+    assert (store.statistics().held_bytes, store.statistics().needed_bytes) == (0, 0)
 
 
 # Where they stand -------------------------------------------------------------------------------------------------

@@ -48,16 +48,57 @@ def test_the_warm_up_encodes_an_image_and_leaves_nothing(
     model = VisionModel.make(tmp_path, family, shared)
     plans = planned(model.runner, monkeypatch)
     model.runner.warm_up()
-    assert [(one.start, one.count) for plan in plans for one in plan.encode] == [(0, 1), (1, 4)]
+    encodes = [(one.start, one.count) for plan in plans for one in plan.encode]
+    timed = {"qwen3_vl": 2, "gemma3": 1}[family]  # sizes that images have
+    assert encodes == [(0, 1), (1, 4), *[(0, 5)] * (2 * timed)]
     image = next(admit.request for plan in plans for admit in plan.admit if admit.request.images).images[0]
     chunks = [chunk for plan in plans for chunk in plan.prefill if plan.admit[-1].request.images]
+    hashes = {admit.request.images[0].hash for plan in plans for admit in plan.admit if admit.request.images}
     assert [chunk.count for chunk in chunks] == [image.count]
     found = model.runner.statistics()
-    assert (found.features.stored, found.features.held, found.kv_bytes) == (1, 0, 0)
+    assert (found.features.stored, found.features.held, found.kv_bytes) == (1 + 2 * timed, 0, 0)
     with pytest.raises(FileNotFoundError), shared_memory.attach(image.shm, 1):
         pass
     asked = model.ask("a", Picture(1))
-    assert asked.submit.images[0].hash != image.hash
+    assert asked.submit.images[0].hash not in hashes
+
+
+@pytest.mark.parametrize(("seconds", "least"), [([0.4, 0.1], 6), ([0.4, 0.4], 21), ([0.4, 0.5], 21), ([0.4, 0.01], 1)])
+def test_what_images_cost_is_measured_with_a_large_one_and_the_smallest(
+    seconds: list[float], least: int, model_of: ModelOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The host takes as long for small ones, so that they are no less work than they take the time of."""
+    runner, times = model_of("qwen3_vl").runner, iter(seconds)
+    vision = runner._model.vision
+    assert vision is not None
+    monkeypatch.setattr(warm_images, "_seconds", lambda *_: next(times))
+    found = warm_images._measured(runner, vision, WarmLimits(8, 4096, 2048))
+    large, small = (warm_images._image(vision, picture, "") for picture in vision.timed)
+    assert (vision.capabilities.units(large), vision.capabilities.units(small)) == (21, 1)
+    assert (found.least, found.unit_s) == (least, pytest.approx(0.4 / (21 * 5)))
+    assert found.units(small) == found.least
+
+
+@pytest.mark.parametrize("family", ["qwen3_vl", "gemma3"])
+def test_where_a_large_image_does_not_fit_the_context_none_is_measured(
+    family: str, model_of: ModelOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = model_of(family).runner
+    vision = runner._model.vision
+    assert vision is not None
+    monkeypatch.setattr(warm_images, "_seconds", lambda *_: 0.1)
+    assert warm_images._measured(runner, vision, WarmLimits(8, 9, 2048)) == vision.capabilities
+
+
+def test_where_images_have_one_size_their_work_is_its(model_of: ModelOf, monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = model_of("gemma3").runner
+    vision = runner._model.vision
+    assert vision is not None
+    monkeypatch.setattr(warm_images, "_seconds", lambda *_: 0.1)
+    (picture,) = vision.timed
+    units = vision.capabilities.units(warm_images._image(vision, picture, ""))
+    found = warm_images._measured(runner, vision, WarmLimits(8, 4096, 2048))
+    assert (found.least, found.unit_s) == (0, pytest.approx(0.1 / (5 * units)))
 
 
 def test_where_there_is_no_shared_memory_it_says_so(

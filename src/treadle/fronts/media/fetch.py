@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ipaddress
+import re
 import ssl
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
@@ -45,6 +46,10 @@ _NOT_PUBLIC = [
         *("fec0::/10", "3fff::/20", "5f00::/16"),
     )
 ]
+
+_BLANKS = "".join(map(chr, range(0x21)))
+_NUMBER = re.compile(r"(?:.*\.)?(?:[0-9]+|0x[0-9a-f]*)")
+"""A host that URLs take for an IPv4 address, by its last label: some notations of these look like names."""
 
 Lookup = Callable[[str, int], Awaitable[Sequence[str]]]
 
@@ -160,7 +165,7 @@ class ImageFetcher:
         if _port(parts) not in (None, self._ports[parts.scheme]):
             raise _Refused("it has a port of its own")
         host = host_of(parts.hostname)
-        if host is None or address_of(host) is not None:
+        if host is None or address_of(host) is not None or _NUMBER.fullmatch(host):
             raise _Refused("its host must be a name")
         if not any(allowed == ANY or matches(host, allowed) for allowed in self._hosts):
             listed = "the server fetches none" if not self._hosts else "the server fetches from others"
@@ -205,7 +210,7 @@ async def _read(response: httpcore.Response, url: str, at: str) -> tuple[bytes, 
 
 def _split(url: str) -> SplitResult:
     try:
-        return urlsplit(url)
+        return urlsplit(url.strip(_BLANKS))
     except ValueError:
         raise _Refused("it is no URL") from None
 
@@ -225,7 +230,8 @@ def _port(parts: SplitResult) -> int | None:
 
 
 def _ascii(target: str) -> bytes:
+    """Return a path and a query with their spaces and control characters encoded, as browsers do."""
     try:
-        return target.encode("ascii")
+        return re.sub(r"[\x00-\x20\x7f]", lambda found: f"%{ord(found[0]):02X}", target).encode("ascii")
     except UnicodeEncodeError:
         raise _Refused("it has characters beyond ASCII: encode them with %") from None

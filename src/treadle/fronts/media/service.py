@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -65,10 +65,12 @@ class HeldImages:
     def __init__(self, store: PixelStore) -> None:
         self._store = store
         self._held: dict[bytes, tuple[bytes, Pixels]] = {}
+        self._keys: defaultdict[bytes, list[bytes]] = defaultdict(list)  # of each digest
         self._prompts: Counter[bytes] = Counter()
 
     def hold(self, key: bytes, digest: bytes, pixels: Pixels) -> None:
         self._held[key] = (digest, pixels)
+        self._keys[digest].append(key)
 
     @property
     def size_bytes(self) -> int:
@@ -91,7 +93,7 @@ class HeldImages:
         for digest in {image.hash for image in images}:
             self._prompts[digest] -= 1
             if not self._prompts[digest]:
-                for key in [key for key, (of_key, _) in self._held.items() if of_key == digest]:
+                for key in self._keys.pop(digest, ()):
                     del self._held[key]
                     self._store.release(digest)
 
@@ -110,6 +112,7 @@ class HeldImages:
     def release(self) -> None:
         """Let the pixels go. Idempotent."""
         held, self._held = self._held, {}
+        self._keys.clear()
         for digest, _ in held.values():
             self._store.release(digest)
 

@@ -21,6 +21,8 @@ from ...media.pixels_memory import NoRoom, Pixels
 from ...text.work.fault_log import LimitedLog
 
 BUDGET_BYTES = 1 << 30
+MOST_UNUSED = 1 << 14
+"""Pixels that are kept without a user: each is a file in shared memory, however small."""
 
 log = logging.getLogger(__name__)
 
@@ -47,13 +49,15 @@ class _Preparation:
 
 class PixelStore:
     """Pixels by digest. `budget` bytes are kept, those in use included; where they are all in use, more are refused.
-    `unlink` removes the memory of one. `on_refused` is called for the metrics."""
+    Of those not in use there are `most_unused`. `unlink` removes the memory of one. `on_refused` is called for the
+    metrics."""
 
     def __init__(
         self,
         budget: int = BUDGET_BYTES,
         unlink: Callable[[str], None] = shared_memory.unlink,
         on_refused: Callable[[], None] = lambda: None,
+        most_unused: int = MOST_UNUSED,
     ) -> None:
         self.budget = budget
         self.held_bytes = 0
@@ -62,7 +66,9 @@ class PixelStore:
         self._unlink = unlink
         self._on_refused = on_refused
         self._log = LimitedLog(time.monotonic, log)
-        self._entries: OrderedDict[bytes, _Entry] = OrderedDict()
+        self._most_unused = most_unused
+        self._entries: dict[bytes, _Entry] = {}
+        self._unused: OrderedDict[bytes, None] = OrderedDict()  # those used longest ago first
         self._preparing: dict[bytes, _Preparation] = {}
 
     @property
@@ -83,9 +89,9 @@ class PixelStore:
                 task.add_done_callback(_seen)
                 task.add_done_callback(partial(self._forget, digest))
             await self._wait(digest, begun)
-        self._entries.move_to_end(digest)
         if not entry.users:
             self.used_bytes += entry.pixels.size_bytes
+            del self._unused[digest]
         entry.users += 1
         return entry.pixels
 
@@ -95,6 +101,7 @@ class PixelStore:
         entry.users -= 1
         if not entry.users:
             self.used_bytes -= entry.pixels.size_bytes
+            self._unused[digest] = None
             self._evict(0)
 
     async def close(self) -> None:
@@ -103,8 +110,8 @@ class PixelStore:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        while self._entries:
-            self._remove(next(iter(self._entries)))
+        for digest in list(self._entries):
+            self._remove(digest)
 
     async def _wait(self, digest: bytes, begun: _Preparation) -> None:
         begun.waiting += 1
@@ -136,6 +143,7 @@ class PixelStore:
             )
         self._evict(pixels.size_bytes)
         self._entries[digest] = _Entry(pixels)
+        self._unused[digest] = None
         self.held_bytes += pixels.size_bytes
 
     async def _made(self, prepare: Callable[[], Awaitable[Pixels]]) -> Pixels:
@@ -157,19 +165,18 @@ class PixelStore:
 
     def _drop_unused(self) -> bool:
         """Remove all pixels that are not in use. Return whether there were any."""
-        unused = [digest for digest, entry in self._entries.items() if not entry.users]
-        for digest in unused:
+        any_ = bool(self._unused)
+        for digest in list(self._unused):
             self._remove(digest)
-        return bool(unused)
+        return any_
 
     def _evict(self, needed: int) -> None:
-        """Remove the pixels that were used longest ago until `needed` bytes fit."""
-        for digest in [digest for digest, entry in self._entries.items() if not entry.users]:
-            if self.held_bytes + needed <= self.budget:
-                return
-            self._remove(digest)
+        """Remove the pixels that were used longest ago until `needed` bytes fit, and no more than may be are unused."""
+        while self._unused and (self.held_bytes + needed > self.budget or len(self._unused) > self._most_unused):
+            self._remove(next(iter(self._unused)))
 
     def _remove(self, digest: bytes) -> None:
+        self._unused.pop(digest, None)
         pixels = self._entries.pop(digest).pixels
         self.held_bytes -= pixels.size_bytes
         self._unlink(pixels.name)

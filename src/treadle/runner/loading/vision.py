@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from math import isqrt
 from pathlib import Path
 from typing import Any
 
@@ -89,8 +90,8 @@ def _load(model: LoadedModel, family: VisionFamily, folder: Path, config: dict[s
         whole=family.whole(config),
     )
     merge = int(vision.spatial_merge_size) if family.axes else 0
-    usual = _usual(family, parts.config, model.device)
-    return Vision(tower, token, capabilities, MOST_FEATURES // 4, merge, family.pads, usual), nbytes
+    usual, timed = (some(family, parts.config, model.device) for some in (_usual, _timed))
+    return Vision(tower, token, capabilities, MOST_FEATURES // 4, merge, family.pads, usual, timed), nbytes
 
 
 def _check_features(tower: Tower, family: VisionFamily, config: Any, model: LoadedModel) -> None:
@@ -114,11 +115,19 @@ def _check_features(tower: Tower, family: VisionFamily, config: Any, model: Load
 def _usual(family: VisionFamily, config: Any, device: str) -> tuple[Picture, ...]:
     """Images to warm up with. On a CPU a small one, or none: the tower itself takes seconds for others, where its
     operations are compiled in less."""
-    sides = _SIDES if device != "cpu" else (0,)
-    made = dict.fromkeys(family.picture(config, side) for side in sides)
-    if device != "cpu":
-        return tuple(made)
-    return tuple(one for one in made if one.patches(config.vision_config.patch_size) <= _FEW_PATCHES)
+    return _pictures(family, config, device, _SIDES if device != "cpu" else (0,))
+
+
+def _timed(family: VisionFamily, config: Any, device: str) -> tuple[Picture, ...]:
+    """A large image and the smallest one, to time. On a CPU the large one is smaller, or there is none."""
+    large = _SIDES[0] if device != "cpu" else isqrt(_FEW_PATCHES) * int(config.vision_config.patch_size)
+    return _pictures(family, config, device, (large, 0))
+
+
+def _pictures(family: VisionFamily, config: Any, device: str, sides: Sequence[int]) -> tuple[Picture, ...]:
+    """Images of these sides, each once; on a CPU those of few patches."""
+    made, patch = dict.fromkeys(family.picture(config, side) for side in sides), config.vision_config.patch_size
+    return tuple(one for one in made if device != "cpu" or one.patches(patch) <= _FEW_PATCHES)
 
 
 def _factor(family: VisionFamily, config: Mapping[str, Any], dtype: Any) -> float:

@@ -2,6 +2,8 @@
 
 The first piece of a tower compiles its operations, and plans its attention for a size. A pass over features, with
 positions of three axes, or in which tokens see others behind them, is another program than that of plain text.
+
+Then a large image and the smallest one are timed: steps take as many images as fill their time.
 """
 
 from __future__ import annotations
@@ -10,13 +12,13 @@ import logging
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from math import prod
+from math import ceil, prod
 
 from msgspec.structs import replace
 
 from ... import shared_memory
 from ...core.chunk_limits import MIN_CHUNK
-from ...core.image import Image
+from ...core.image import Image, VisionCapabilities
 from ...core.messages import Submit
 from ...core.plan import Admit, Encode, StepPlan
 from ...errors import one_line
@@ -33,20 +35,58 @@ _LONG = 1024
 """The longest chunk with an image for which passes are compiled ahead."""
 _MOST_PASSES = 160
 """Of chunks alone and beside up to 384 sequences; a runner of 16 has 48."""
+_TIMES = 2
+"""The shorter time of an image counts: the first may compile."""
 
 
-def warm_up_images(runner: Warmable, vision: Vision, passes: Sequence[WarmPass], limits: WarmLimits) -> None:
+def warm_up_images(
+    runner: Warmable, vision: Vision, passes: Sequence[WarmPass], limits: WarmLimits
+) -> VisionCapabilities:
     """Encode the usual images of `vision`, and compute chunks of prompts with the first of them as in those of the KV
-    backend's `passes` that have one chunk. Leaves nothing behind, also when it raises. Where there is no shared memory
-    for their pixels, or none for a step, or one can't be encoded, the log says so, and text is served all the same."""
-    for number, picture in enumerate(vision.usual):
-        try:
+    backend's `passes` that have one chunk. Return its capabilities, with the cost of images. Leaves nothing behind,
+    also when it raises. Where there is no shared memory for their pixels, or none for a step, or one can't be encoded,
+    the log says so, and text is served all the same."""
+    try:
+        for number, picture in enumerate(vision.usual):
             with _pixels(picture) as name:
                 image = _image(vision, picture, name)
                 _warm_up_image(runner, vision, image, passes if number == 0 else (), limits)
-        except (OSError, ValueError, MemoryError, OutOfMemory) as error:
-            _log.warning("images are not warmed up, and the first one will take longer: %s", _reason(error))
-            return
+        return _measured(runner, vision, limits)
+    except (OSError, ValueError, MemoryError, OutOfMemory) as error:
+        _log.warning("images are not warmed up, and the first one will take longer: %s", _reason(error))
+        return vision.capabilities
+
+
+def _measured(runner: Warmable, vision: Vision, limits: WarmLimits) -> VisionCapabilities:
+    """The capabilities of `vision`, with what its timed images cost, a large one first."""
+    timed, layers = [], vision.capabilities.layers
+    for picture in vision.timed:
+        with _pixels(picture) as name:
+            image = _image(vision, picture, name)
+            if not _fits(vision, image, limits):
+                break  # the smallest alone would not tell what a unit takes
+            timed.append((vision.capabilities.units(image), _seconds(runner, vision, image)))
+    if not timed:
+        return vision.capabilities
+    (units, large_s), (_, small_s) = timed[0], timed[-1]
+    least = ceil(units * min(1.0, small_s / large_s)) if len(timed) > 1 else 0
+    return replace(vision.capabilities, least=least, unit_s=large_s / (units * layers))
+
+
+def _seconds(runner: Warmable, vision: Vision, image: Image) -> float:
+    """Seconds of a step that encodes an image."""
+    request = _request("timed image", vision, image, 0)
+    admit: tuple[Admit, ...] = (Admit(request=request),)
+    found = []
+    try:
+        for _ in range(_TIMES):
+            began, encode = time.perf_counter(), Encode(request.id, 0, 0, vision.capabilities.layers)
+            _execute(runner, StepPlan(step=0, admit=admit, encode=(encode,)))
+            found.append(time.perf_counter() - began)
+            admit = ()
+        return min(found)
+    finally:
+        release(runner, [request])
 
 
 def _reason(error: Exception) -> str:
@@ -75,9 +115,9 @@ def _image(vision: Vision, picture: Picture, name: str) -> Image:
 def _warm_up_image(
     runner: Warmable, vision: Vision, image: Image, passes: Sequence[WarmPass], limits: WarmLimits
 ) -> None:
-    longest = min(limits.context - 1, limits.prefill_tokens or _LONG, _LONG)
-    if image.count >= limits.context or (vision.capabilities.whole and image.count > longest):
+    if not _fits(vision, image, limits):
         return
+    longest = _longest(limits)
     request = _request("warm-up image", vision, image, 0)
     try:
         tell_slow("image in the vision tower", _encode(runner, request, vision.capabilities.layers))
@@ -86,6 +126,15 @@ def _warm_up_image(
             tell_slow(f"{named(one)} with an image", run_pass(runner, one, whole=prompt))
     finally:
         release(runner, [request])
+
+
+def _fits(vision: Vision, image: Image, limits: WarmLimits) -> bool:
+    return image.count <= (_longest(limits) if vision.capabilities.whole else limits.context - 1)
+
+
+def _longest(limits: WarmLimits) -> int:
+    """Tokens of the longest chunk with an image."""
+    return min(limits.context - 1, limits.prefill_tokens or _LONG, _LONG)
 
 
 def _request(id_: str, vision: Vision, image: Image, text: int) -> Submit:
@@ -103,9 +152,14 @@ def _encode(runner: Warmable, request: Submit, layers: int) -> float:
     if layers > 1:
         plans.append(StepPlan(step=0, encode=(Encode(request.id, 0, 1, layers - 1),)))
     for plan in plans:
-        if failures := runner.execute(plan).failures:
-            raise ValueError(failures[0].message)
+        _execute(runner, plan)
     return time.perf_counter() - began
+
+
+def _execute(runner: Warmable, plan: StepPlan) -> None:
+    """Compute a step. Raises ValueError where its image can't be encoded."""
+    if failures := runner.execute(plan).failures:
+        raise ValueError(failures[0].message)
 
 
 def _image_passes(passes: Sequence[WarmPass], image: Image, longest: int, *, whole: bool) -> list[WarmPass]:

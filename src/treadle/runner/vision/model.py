@@ -15,7 +15,8 @@ class Vision:
 
     `image_token` is the id of placeholders. Where `merge` is not 0, positions have three axes, and an image has one row
     of positions for as many rows of patches. With `capabilities.whole` tokens of an image see each other. Where `pads`,
-    placeholders are token 0 to the language model. `usual` are images to warm up with.
+    placeholders are token 0 to the language model. `usual` are images to warm up with, `timed` a large one and the
+    smallest, to measure what images cost: one where the family has one size.
     """
 
     tower: Any
@@ -25,3 +26,4 @@ class Vision:
     merge: int = 0
     pads: bool = False
     usual: tuple[Picture, ...] = ()
+    timed: tuple[Picture, ...] = ()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from operator import itemgetter
 from typing import Any
 
 import mlx.core as mx
@@ -115,8 +117,10 @@ class KeyedTokens(TokenView):
 
     def part(self, start: int, stop: int) -> list[int]:
         found = list(self._tokens[start:stop])
-        for first, end, keys in self._spans:
+        for place in range(bisect_right(self._spans, start, key=itemgetter(1)), len(self._spans)):
+            first, end, keys = self._spans[place]
+            if first >= stop:
+                break
             low, high = max(first, start), min(end, stop)
-            if low < high:
-                found[low - start : high - start] = keys[low - first : high - first]
+            found[low - start : high - start] = keys[low - first : high - first]
         return found

@@ -135,10 +135,10 @@ def _image(part: Mapping[str, Any], role: str, at: str) -> Item:
             f"{at}.type '{IMAGE_TYPE}' is not supported in a message of the {role}: images are in those of the user",
             param=f"{at}.type",
         )
-    source = read_url_part(part, at)
+    read_url_part(part, at)
     given = part["image_url"]
-    url = given["url"] if isinstance(given, Mapping) else given
-    return {"type": IMAGE_TYPE, "image_url": url, "detail": "low" if source.low else "auto"}
+    url, detail = (given["url"], given.get("detail")) if isinstance(given, Mapping) else (given, None)
+    return {"type": IMAGE_TYPE, "image_url": url, "detail": detail or part.get("detail") or "auto"}
 
 
 # Calls and their results ----------------------------------------------------------------------------------------
