@@ -275,7 +275,7 @@ class DraftBudget:
         return self._credit_s - max(0.0, self._run.lost_s) >= self._doubtful_s(rows)
 
     def _doubtful_s(self, rows: int) -> float:
-        """Return the credit for a trial that could not pay by what is known: the first one needs no more than others."""
+        """Return the credit for a trial that could not pay by what is known: a first one needs no more than others."""
         return (DOUBTFUL_TRIALS if self._doubted else 1.0) * (slower_s(self.costs, rows, 1) + self.costs.refill_s(rows))
 
     def _tries_plain(self, rows: int, gain: float) -> bool:
