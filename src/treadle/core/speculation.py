@@ -23,6 +23,7 @@ from .statistics import SpeculationStatistics
 
 PROPOSING_SHARE = 0.005
 _LOOKS = 2  # steps
+_FIRST_LOOKS = 16  # at sequences, by a server that knows nothing: there is no pause between these
 _PROPOSING_TIMES = 3  # what drafts cost beside the time in which they are counted: to follow, and to choose them
 _CHOOSING_ROWS = 2  # choosing costs as much as so many sequences more, however many there are
 _SHOWN_PLACES = 4
@@ -65,6 +66,7 @@ class Speculation:
         self._paused = 0  # plans behind them that don't
         self._pause = 0  # the next time
         self._look_s = 0.0  # the last time, for each sequence
+        self._first_looks = _FIRST_LOOKS
         self._steps = self._rows = self._drafted = self._accepted = self._gained = 0
         self._chances = _Chances()
 
@@ -113,7 +115,9 @@ class Speculation:
             self._look_s = each_s
             paid_s = PROPOSING_SHARE * self._budget.costs.plain_s(rows)
             times, looked_s = _LOOKS * _PROPOSING_TIMES, (rows + _CHOOSING_ROWS) * min(each_s, before_s)
-            self._pause = 0 if self._budget.verifies else int(times * looked_s / paid_s)
+            self._first_looks = max(0, self._first_looks - rows)
+            pauses = not (self._budget.verifies or self._first_looks)
+            self._pause = int(times * looked_s / paid_s) if pauses else 0
 
     def planned(self, plan: StepPlan, now: float, *, follows: bool) -> None:
         """Learn how long the plan before took, as `plan` has been made."""
