@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -237,9 +238,9 @@ def test_none_is_a_value_where_a_setting_may_be_left_open() -> None:
         ("spec_prefill", "", "spec_prefill is empty: give a folder or a hub id, or leave it out"),
         ("spec_prefill_keep", 0.5, "spec_prefill_keep does nothing without spec_prefill: give both"),
         ("spec_prefill_min", 900, "spec_prefill_min does nothing without spec_prefill: give both"),
-        ("kv_bits", 6, "kv_bits is 6: give 8 or 4, or leave it out"),
-        ("kv_bits", 16, "kv_bits is 16: give 8 or 4"),
-        ("kv_bits", 0, "kv_bits is 0: give 8 or 4"),
+        ("kv_bits", 6, "kv_bits is 6: give 8, or leave it out"),
+        ("kv_bits", 16, "kv_bits is 16: give 8"),
+        ("kv_bits", 0, "kv_bits is 0: give 8"),
         ("max_wait", -1, "max_wait must not be negative: -1"),
         ("drain", -1, "drain must not be negative"),
         ("max_waiting", -1, "max_waiting must not be negative"),
@@ -431,6 +432,21 @@ def test_a_file_with_flags_on_top(tmp_path: Path) -> None:
     settings = Settings.from_file(file, {"port": 9001, "hang_after_s": 5.0})
     assert (settings.model, settings.max_wait_s, settings.port, settings.hang_after_s) == ("org/name", 2.0, 9001, 5.0)
     assert Settings.from_file(file).port == 9000
+
+
+def test_a_file_that_might_not_end_is_not_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "large").write_bytes(b"#" * ((1 << 20) + 1))
+    (tmp_path / "deep").write_text("a = " + "[" * 100_000, encoding="utf-8")
+    for path, says in (
+        (tmp_path / "pipe", "it is not a regular file"),
+        (Path("/dev/zero"), "it is not a regular file"),
+        (tmp_path, "Is a directory"),
+        (tmp_path / "large", "it has more than 1048576 bytes"),
+        (tmp_path / "deep", "is not valid TOML"),
+    ):
+        with pytest.raises(ConfigError, match=f"{path}:? {says}"):
+            Settings.from_file(path)
 
 
 def test_a_flag_overrides_the_file_however_it_is_spelt(tmp_path: Path) -> None:

@@ -17,7 +17,13 @@ from treadle.host_names import (
     matches,
     origin_of,
     resolved,
+    server_of,
     url_of,
+)
+
+NO_SERVERS = (
+    *("ftp://x", "http://", "", "http://h:port", "h:99999", "h:0", "h:-1", "::1", "http://[::1", "http://[zz]:80"),
+    *("http://a b:80", "http://h:80 ", "h/a\nb", "user:word@h"),
 )
 
 
@@ -138,6 +144,27 @@ def test_a_name_without_an_address_is_told(host: str, monkeypatch: pytest.Monkey
 def test_urls() -> None:
     assert url_of("http", "::1", 80) == "http://[::1]:80"
     assert url_of("grpc", "mybox", 80) == "grpc://mybox:80"
+
+
+@pytest.mark.parametrize(
+    ("url", "host", "port"),
+    [
+        ("http://127.0.0.1:8000", "127.0.0.1", 8000),
+        ("mybox:80/v1/", "mybox", 80),
+        ("https://h", "h", None),
+        ("HTTP://[::1]:1", "::1", 1),
+        ("[fe80::1%eth0]:1", "fe80::1%eth0", 1),
+    ],
+)
+def test_a_url_of_a_server_has_a_host_and_a_port(url: str, host: str, port: int | None) -> None:
+    parts = server_of(url, ("http", "https"))
+    assert parts is not None
+    assert (parts.hostname, parts.port) == (host, port)
+
+
+@pytest.mark.parametrize("url", NO_SERVERS)
+def test_other_texts_are_no_url_of_a_server(url: str) -> None:
+    assert server_of(url, ("http", "https")) is None
 
 
 @pytest.mark.parametrize(

@@ -184,6 +184,9 @@ async def test_what_is_wrong_is_said_and_costs_nothing(folder: Path) -> None:
         (["Hello"], {}, "prompt"),
         (5, {}, "prompt"),
         (None, {}, "prompt"),
+        (b"Hello", {}, r"a prompt is text, not bytes: decode it, or give list\(prompt\)"),
+        (bytearray(b"Hello"), {}, "not bytearray"),
+        (memoryview(b"Hello"), {}, "not memoryview"),
         ([{"role": "user"}], {}, "content"),
         ([{"role": "user", "content": 5}], {}, "content"),
     ]
@@ -278,6 +281,9 @@ async def test_a_failed_start_leaves_nothing(folder: Path, tmp_path: Path) -> No
         await Engine(folder / "nowhere").start()
     with pytest.raises(ConfigError, match="max_running"):
         Engine(folder, max_runing=3)
+    for model in (None, 5, b"m", ["m"]):
+        with pytest.raises(ConfigError, match="model must be text or a Path, not"):
+            Engine(model)  # type: ignore[arg-type]
     await until(lambda: owners() == 0)
 
 

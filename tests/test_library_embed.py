@@ -42,6 +42,8 @@ async def test_texts_and_ids_get_vectors_beside_a_stream(tmp_path: Path) -> None
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"inputs": []}, "inputs is a text"),
     ({"inputs": b"bytes"}, "inputs is a text"),
+    ({"inputs": memoryview(b"bytes")}, "inputs is a text"),
+    ({"inputs": [bytearray(b"bytes")]}, r"inputs .*must be text, a list of token ids"),
     ({"inputs": 7}, "inputs is a text"),
     ({"inputs": ["a", ""]}, r"inputs\[1\]"),
     ({"inputs": ["a", 7]}, r"inputs\[1\]"),

@@ -5,8 +5,11 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import errno
 import math
+import os
 import re
+import stat
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import Field, dataclass, field
@@ -30,6 +33,7 @@ SIZES = ("memory", "max_body_bytes", "response_store")  # bytes, or text such as
 LEAST_MEMORY = 1 << 20  # a smaller number is a size without its unit
 LEAST_SPARSE = 512
 MAX_KEY_CHARS = 512
+MAX_FILE_BYTES = 1 << 20
 API_KEY = re.compile(f"[!-~]{{1,{MAX_KEY_CHARS}}}")  # visible ASCII, the characters that a header can carry
 SIZE = re.compile(r"(\d{1,18}(?:\.\d{1,9})?) ?(?:([kmgt])(i?b)?|b)?", re.IGNORECASE | re.ASCII)
 
@@ -148,7 +152,7 @@ class Settings:
             if port is not None and not 0 <= port <= 65535:
                 raise ConfigError(f"`{name}` must be 0 to 65535, not {port}", param=name)
         if self.kv_bits is not None and self.kv_bits not in KV_BITS:
-            raise ConfigError(f"`kv_bits` is {self.kv_bits}: give 8 or 4, or leave it out", param="kv_bits")
+            raise ConfigError(f"`kv_bits` is {self.kv_bits}: give 8, or leave it out", param="kv_bits")
         _one_of("kernels", self.kernels, KERNELS)
         _one_of("structured", self.structured, STRUCTURED)
         _one_of("speculate", self.speculate, SPECULATE)
@@ -209,11 +213,11 @@ class Settings:
         """Build settings from a TOML file, with `overrides` (flags) on top. `spelling` maps the names of settings that
         are not in the file to what the user wrote. Raises ConfigError."""
         try:
-            values = tomllib.loads(path.read_text(encoding="utf-8"))
+            values = tomllib.loads(_read_regular(path).decode("utf-8"))
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else error
             raise ConfigError(f"can't read the settings file {path}: {reason}") from error
-        except tomllib.TOMLDecodeError as error:
+        except (tomllib.TOMLDecodeError, RecursionError) as error:
             raise ConfigError(f"{path} is not valid TOML: {error}") from error
         _check_known(values, cls.fields(), str(path))
         given = {_key(name): value for name, value in (overrides or {}).items()}
@@ -221,6 +225,20 @@ class Settings:
         names = dict(spelling or {}) | {name: f"{k} in {path}" for name, k in keys.items() if name not in given}
         merged = {name: values[k] for name, k in keys.items()} | given
         return cls.from_mapping(merged, source=str(path), spelling=names)
+
+
+def _read_regular(path: Path) -> bytes:
+    """Read a settings file. Raises OSError, also for a pipe or a device, whose reading might not end, and for a file
+    that is too large to hold settings."""
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(handle, "rb") as file:
+        facts = os.fstat(handle)
+        if not stat.S_ISREG(facts.st_mode) and not stat.S_ISDIR(facts.st_mode):
+            raise OSError(errno.EINVAL, "it is not a regular file")
+        content = file.read(MAX_FILE_BYTES + 1)
+    if len(content) > MAX_FILE_BYTES:
+        raise OSError(errno.EFBIG, f"it has more than {MAX_FILE_BYTES} bytes, which no settings have")
+    return content
 
 
 def check_api_key(key: str) -> None:

@@ -7,7 +7,8 @@ import contextlib
 import ipaddress
 import re
 import socket
-from urllib.parse import urlsplit
+from collections.abc import Collection
+from urllib.parse import SplitResult, urlsplit
 
 from .errors import ConfigError
 
@@ -121,6 +122,23 @@ def nearest_origin(text: str) -> str | None:
 def url_of(scheme: str, host: str, port: int) -> str:
     """Return the URL of a server at `host`."""
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
+def server_of(url: str, schemes: Collection[str]) -> SplitResult | None:
+    """Return the parts of a server's URL, whose scheme is http where it names none; None for text that is no URL of
+    one of `schemes`, with a host, a port from 1 to 65535 if any, and neither a password nor blanks."""
+    given = url if "://" in url else f"http://{url}"
+    try:
+        parts = urlsplit(given)
+        port = parts.port
+    except ValueError:
+        return None
+    host = parts.hostname
+    if not host or parts.scheme not in schemes or port == 0 or "@" in parts.netloc or re.search(r"[\s\0-\x1f]", given):
+        return None
+    if ":" in host and address_of(host.partition("%")[0]) is None:
+        return None
+    return parts
 
 
 def is_loopback(host: str) -> bool:

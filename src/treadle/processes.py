@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -13,6 +14,10 @@ from pathlib import Path
 
 LAST_LINES = 4
 LAST_CHARS = 600
+_TAIL_CHARS = 1 << 16
+_SEARCHED_LINES = 40
+_ERROR = re.compile(r"(?:treadle: error: |[\w.]*(?:Error|Exception)\b[^:]*:)")
+_ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\^_])")
 POLL_S = 0.05
 
 
@@ -34,8 +39,14 @@ def free_ports(count: int, besides: Collection[int] = ()) -> list[int]:
 
 
 def last_lines(output: str) -> str:
-    """Return the last lines of a program's output, joined into one line."""
-    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    """Return the last lines of a program's output, joined into one line without escape sequences: from the last one on
+    that names an error, if there is one near the end."""
+    text = _ESCAPES.sub("", output[-_TAIL_CHARS:])
+    lines = ["".join(c for c in line if c.isprintable()).strip() for line in text.splitlines()]
+    lines = [line for line in lines if line][-_SEARCHED_LINES:]
+    errors = [i for i, line in enumerate(lines) if _ERROR.match(line)]
+    if errors:
+        return " | ".join(lines[errors[-1] :][:LAST_LINES])[:LAST_CHARS]
     return " | ".join(lines[-LAST_LINES:])[-LAST_CHARS:]
 
 

@@ -282,7 +282,7 @@ async def test_a_key_and_a_path_before_v1_are_sent_along() -> None:
     assert b"Authorization: Bearer k\r\n" in heads[0]
 
 
-@pytest.mark.parametrize("url", ["https://127.0.0.1:1", "ftp://x", "http://", "http://x:port", "http://x:99999"])
+@pytest.mark.parametrize("url", ["https://127.0.0.1:1", "http://x:port", "x:0", "x y"])
 def test_a_url_that_is_none_is_refused(url: str) -> None:
     with pytest.raises(BenchError, match="not a URL of the form"):
         Client(url)

@@ -14,7 +14,7 @@ import pytest
 from tests.support import fake_openai
 from tests.support.aio import in_loop
 from tests.support.fake_openai import FakeServer, fake_server
-from treadle.bench.client import Client
+from treadle.bench.client import Client, HttpResponse
 from treadle.bench.errors import BenchError
 from treadle.bench.servers import Process, Target, counters, program_name, split_environment, started, with_port
 
@@ -173,6 +173,22 @@ async def test_a_server_without_a_list_needs_a_name() -> None:
         with pytest.raises(BenchError, match="lists no model at /v1/models: name it with --model"):
             await target_of(server).get_ready(60, None)
         await target_of(server).get_ready(60, "anything")
+
+
+@pytest.mark.parametrize("body", [b'{"data":5}', b'{"data":[5,{"no":1},{"id":5}]}', b"[1]", b"\xff"])
+@in_loop
+async def test_an_answer_that_is_no_list_of_models_is_one_without_names(
+    body: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with fake_server() as server:
+        target = target_of(server)
+
+        async def answer(path: str) -> HttpResponse:
+            return HttpResponse(200, body, 0.0)
+
+        monkeypatch.setattr(target.client, "get", answer)
+        with pytest.raises(BenchError, match="lists no model at /v1/models: name it with --model"):
+            await target.get_ready(60, None)
 
 
 @in_loop

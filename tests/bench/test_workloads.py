@@ -111,6 +111,9 @@ def test_a_sweep_is_one_workload_a_concurrency() -> None:
         ("burst", {"tokens": -1}, "must be above 0"),
         ("burst", {"c": float("nan")}, "must be above 0"),
         ("sweep", {"most": 0.5}, "at least 1"),
+        ("burst", {"c": 1e9}, r"option c=1e\+09 of workload 'burst' must be 1,000,000 or less"),
+        ("burst", {"c": 1e6}, "more requests and words than this client holds .* give smaller options"),
+        ("chat", {"c": 1e3, "prompt": 1e6}, "more requests and words than this client holds"),
     ],
 )
 def test_what_is_wrong_is_named(name: str, options: dict[str, float], says: str) -> None:

@@ -126,7 +126,7 @@ def test_the_caches_options(monkeypatch: pytest.MonkeyPatch) -> None:
         (["serve", "--memory", "8"], ": --memory is 8 bytes: did you mean 8GiB?"),
         (["serve", "--memory", "99k"], ": --memory is 101376 bytes: give 1MiB or more, such as 8GiB"),
         (["serve", "--chat-template", "/no/t.jinja"], ": --chat-template /no/t.jinja can't be read: No such file or"),
-        (["serve", "--kv-bits", "5"], ": --kv-bits is 5: give 8 or 4"),
+        (["serve", "--kv-bits", "5"], ": --kv-bits is 5: give 8"),
         (["doctor", "--threads", "0"], ": --threads must be above 0, not 0"),
         (["serve", "--max-wait", "-1"], ": --max-wait must not be negative: -1"),
         (["serve", "--log-level", "loud"], ": --log-level must be one of debug, info, "),

@@ -26,6 +26,7 @@ GOOD: dict[str, dict[str, Any]] = {
         "vocabulary": 261,
         "eos_token_ids": [258],
         "chat_template": True,
+        "no_chats": "",
         "default_sampling": {},
         "tool_parser": "hermes",
         "reasoning_parser": None,
@@ -290,10 +291,21 @@ def test_kernels_that_each_start_compiles_only_warn(
     assert ("fix" in found) is bool(reasons)
 
 
-def test_a_missing_chat_template_only_warns(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
-    code, plain = report(capsys, Asked(text={**GOOD["text"], "chat_template": False}), folder)
-    assert code == 0
-    assert "--chat-template" in plain["sections"]["Model"]["tokenizer"]["fix"]
+@pytest.mark.parametrize(
+    ("has_template", "why", "says"),
+    [
+        (False, "this model has no chat template", "261 tokens, no chat template: chats are refused"),
+        (True, "the chat template in x is odd", "261 tokens, the chat template in x is odd: chats are refused"),
+    ],
+)
+def test_a_chat_template_that_is_missing_or_refuses_all_only_warns(
+    capsys: pytest.CaptureFixture[str], folder: Path, has_template: bool, why: str, says: str
+) -> None:
+    text = {**GOOD["text"], "chat_template": has_template, "no_chats": why}
+    code, plain = report(capsys, Asked(text=text), folder)
+    found = plain["sections"]["Model"]["tokenizer"]
+    assert (code, found["mark"], found["value"]) == (0, "warn", says)
+    assert "--chat-template" in found["fix"]
 
 
 @pytest.mark.parametrize(

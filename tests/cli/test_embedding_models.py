@@ -21,8 +21,16 @@ def test_what_they_take_is_estimated(tmp_path: Path) -> None:
     assert decoder.kv_token_bytes
 
 
-@pytest.mark.parametrize("embeds", [False, True])
-def test_the_call_to_try_is_one_that_the_model_answers(embeds: bool) -> None:
-    path, body = first_call("m", embeds=embeds)
-    assert path == ("/v1/embeddings" if embeds else "/v1/chat/completions")
-    assert ("input" in json.loads(body)) is embeds
+@pytest.mark.parametrize(
+    ("embeds", "chats", "path", "field"),
+    [
+        (True, False, "/v1/embeddings", "input"),
+        (True, True, "/v1/embeddings", "input"),
+        (False, True, "/v1/chat/completions", "messages"),
+        (False, False, "/v1/completions", "prompt"),
+    ],
+)
+def test_the_call_to_try_is_one_that_the_model_answers(embeds: bool, chats: bool, path: str, field: str) -> None:
+    called, body = first_call("m", embeds=embeds, chats=chats)
+    assert called == path
+    assert field in json.loads(body)

@@ -141,6 +141,13 @@ def test_what_can_not_be_done_is_one_line(env: dict[str, str], arguments: list[s
     assert said in ran.stderr
 
 
+@pytest.mark.parametrize("arguments", [["pull", ""], ["rm", "", "--yes"]])
+def test_an_empty_name_is_not_this_folder(env: dict[str, str], arguments: list[str]) -> None:
+    ran = treadle(env, *arguments)
+    assert (ran.returncode, ran.stdout) == (2, "")
+    assert "MODEL is empty: give a hub id" in ran.stderr
+
+
 def test_a_revision_is_removed_by_its_name_or_the_beginning_of_its_commit(
     env: dict[str, str], server: HubServer, tmp_path: Path
 ) -> None:

@@ -107,6 +107,19 @@ def test_it_says_where_it_is_reached_and_by_whom(capsys: pytest.CaptureFixture[s
     ]
 
 
+def test_it_says_that_chats_are_refused_and_proposes_another_call(capsys: pytest.CaptureFixture[str]) -> None:
+    reporter = TerminalReporter(Settings())
+    reporter.ready(REACH, "m", CAN, {}, 1.0, "this model has no chat template")
+    shown = capsys.readouterr().err
+    assert "  chats    refused: this model has no chat template; give one with --chat-template\n" in shown
+    assert "/v1/completions -H" in shown
+    assert "/v1/chat/completions" not in shown
+    reporter.ready(REACH, "m", CAN, {}, 1.0, "")
+    shown = capsys.readouterr().err
+    assert "  chats " not in shown
+    assert "/v1/chat/completions -H" in shown
+
+
 def test_a_log_has_the_same_events_as_fields(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", logger="treadle.serve")
     reach = Reach(("http://127.0.0.1:1",), ("grpc://127.0.0.1:2",), (Access("HTTP", "anyone", open=True),))
@@ -117,6 +130,7 @@ def test_a_log_has_the_same_events_as_fields(caplog: pytest.LogCaptureFixture) -
     downloading = {"model": "o/m", "done_bytes": 1, "total_bytes": 2, "bytes_per_s": 0, "note": ""}
     assert told["downloading"] == downloading
     assert told["ready"].items() >= {"url": "http://127.0.0.1:1", "model": "m", "max_running": 3}.items()
+    assert told["ready"]["no_chats"] == ""
     path = {
         "path": "contiguous, blas",
         "backend": "contiguous",

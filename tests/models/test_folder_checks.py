@@ -35,6 +35,11 @@ def refusal(folder: Path) -> str:
     return caught.value.message
 
 
+def test_weights_without_a_tensor_are_refused(folder: Path) -> None:
+    (folder / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
+    assert "the safetensors files hold no tensors: download the model again" in refusal(folder)
+
+
 @pytest.mark.parametrize("name", ["base_model_name_or_path", "model"])
 def test_an_adapter_is_refused_with_the_name_of_its_model(folder: Path, name: str) -> None:
     """As PEFT and mlx-lm save them."""

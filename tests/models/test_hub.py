@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -104,6 +105,38 @@ def test_offline_and_not_cached_says_so(tmp_path: Path) -> None:
     assert caught.value.message == f"{said}; what was fetched is kept"
     with pytest.raises(ModelError, match=r"'treadle pull owner/tiny --revision v2' fetches it"):
         hub.download(MODEL, silent, revision="v2", offline=True, cache_dir=tmp_path / "hub")
+
+
+def test_a_model_cached_at_another_commit_alone_says_which_and_takes_its_beginning(tmp_path: Path) -> None:
+    cache = tmp_path / "hub"
+    cached = partial(hub.download, MODEL, silent, offline=True, cache_dir=cache)
+    with HubServer(MODEL, files(tmp_path)) as fake:
+        folder = hub.download(MODEL, silent, revision=COMMIT, cache_dir=cache, endpoint=fake.url)
+    hint = f"; cached at {COMMIT[:7]}: give --revision {COMMIT[:7]} for that"
+    for revision in (None, "v2", "b" * 40, "b" * 7):
+        with pytest.raises(ModelError, match=rf"is not wholly in the local cache .* fetches it{hint}$"):
+            cached(revision=revision)
+    for revision in (COMMIT[:7], COMMIT[:39], COMMIT):
+        assert cached(revision=revision) == folder
+    for other in ("a" * 8 + "b" * 32, "c" * 40):  # one that begins alike, and one that is not whole
+        (folder.parent / other).mkdir()
+    with pytest.raises(ModelError, match=hint):
+        cached(revision=COMMIT[:7])
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(ModelError) as caught:
+        cached()
+    assert "cached at" not in caught.value.message
+
+
+def test_a_branch_whose_name_looks_like_a_commit_is_that_branch(tmp_path: Path) -> None:
+    cache = tmp_path / "hub"
+    with HubServer(MODEL, files(tmp_path)) as fake:
+        hub.download(MODEL, silent, revision=COMMIT, cache_dir=cache, endpoint=fake.url)
+    refs = repository(cache, MODEL) / "refs"
+    refs.mkdir(exist_ok=True)
+    (refs / COMMIT[:7]).write_text("d" * 40)
+    with pytest.raises(ModelError, match="is not wholly in the local cache"):
+        hub.download(MODEL, silent, revision=COMMIT[:7], offline=True, cache_dir=cache)
 
 
 def test_an_unknown_model_and_an_unknown_revision_are_told_apart(tmp_path: Path) -> None:

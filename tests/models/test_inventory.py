@@ -58,6 +58,16 @@ def test_a_whole_model(hub_cache: Path) -> None:
     assert found.size_bytes == sum(path.stat().st_size for path in blobs.iterdir())
 
 
+def test_a_model_without_a_commit_of_main_names_the_one_to_ask_for(hub_cache: Path) -> None:
+    assert entry(hub_cache).revision == ""
+    (repository(hub_cache, MODEL) / "refs" / "main").unlink()
+    found = entry(hub_cache)
+    assert found.state is State.READY
+    assert found.folder is not None
+    assert found.revision == found.folder.name
+    hub.download(MODEL, silent, revision=found.revision[:7], offline=True, cache_dir=hub_cache)
+
+
 def test_a_model_without_its_weights_is_partial_and_says_how_much_there_will_be(hub_cache: Path) -> None:
     weights = repository(hub_cache, MODEL) / "snapshots" / COMMIT / "model.safetensors"
     blob = weights.resolve()

@@ -114,6 +114,39 @@ def test_an_unknown_dtype_is_left_to_the_loader(tmp_path: Path) -> None:
     assert safetensors_file.read_header(path)["x"].dtype == "F4"
 
 
+@pytest.mark.parametrize(
+    ("places", "fault"),
+    [
+        ([(0, 8), (4, 12)], "'1' overlaps '0'"),
+        ([(0, 8), (0, 8)], "'1' overlaps '0'"),
+        ([(8, 16), (0, 12)], "'0' overlaps '1'"),
+        ([(0, 16), (4, 8)], "'1' overlaps '0'"),
+        ([(4, 16)], r"4 of its bytes \(from 0 on\)"),
+        ([(0, 4), (8, 16)], r"4 of its bytes \(from 4 on\)"),
+        ([(0, 4), (4, 8)], r"8 of its bytes \(from 8 on\)"),
+        ([(16, 16)], r"16 of its bytes \(from 0 on\)"),
+        ([], r"16 of its bytes \(from 0 on\)"),
+    ],
+)
+def test_tensors_that_share_bytes_or_leave_some_out_are_refused(
+    tmp_path: Path, places: list[tuple[int, int]], fault: str
+) -> None:
+    entries = {f"{i}": {"dtype": "U8", "shape": [b - a], "data_offsets": [a, b]} for i, (a, b) in enumerate(places)}
+    path = raw(tmp_path / "m.safetensors", json.dumps(entries).encode(), bytes(16))
+    with pytest.raises(ModelError, match=f"damaged: {fault}.*; download it again"):
+        safetensors_file.read_header(path)
+    with pytest.raises(Exception, match=r"(?i)offset|incomplete|invalid"):
+        safe_open(path, framework="numpy")
+
+
+@pytest.mark.parametrize("empty", [0, 4, 8, 16])
+def test_a_tensor_without_bytes_may_be_anywhere(tmp_path: Path, empty: int) -> None:
+    places = {"b": (8, 16), "empty": (empty, empty), "a": (0, 8)}
+    entries = {name: {"dtype": "U8", "shape": [b - a], "data_offsets": [a, b]} for name, (a, b) in places.items()}
+    path = raw(tmp_path / "m.safetensors", json.dumps(entries).encode(), bytes(16))
+    assert set(safetensors_file.read_header(path)) == set(places)
+
+
 def test_a_missing_file_is_one_clear_line(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"can't read .*No such file"):
         safetensors_file.read_header(tmp_path / "m.safetensors")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -194,6 +195,12 @@ def test_a_fleet_that_can_t_start_says_why_in_one_line(tiny: Tiny, tmp_path: Pat
     assert (wrong.returncode, "give 1 to 64" in wrong.stderr) == (2, True)
     unasked = run("--host", "0.0.0.0", str(tmp_path / "none"))
     assert (unasked.returncode, "give --no-auth" in unasked.stderr) == (2, True)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        busy = run(str(tiny("llama")), "--port", str(taken.getsockname()[1]), "--logs", str(tmp_path / "logs"))
+    assert (busy.returncode, "can't listen on 127.0.0.1:" in busy.stderr) == (2, True)
+    assert not list((tmp_path / "logs").iterdir())  # no worker was started
     missing = run(str(tmp_path / "none"), "--port", port)
     assert missing.returncode == 1
     assert "ended while it started: exit code" in missing.stderr.splitlines()[-1]

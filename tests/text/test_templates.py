@@ -128,7 +128,63 @@ def test_a_templates_own_refusal_is_the_answer() -> None:
 
 def test_messages_the_template_can_not_take_are_a_clear_error() -> None:
     with pytest.raises(InvalidRequest, match=r"can't write these messages.*TypeError"):
-        template("{{ messages[0].content + 1 }}").render(USER)
+        template("{{ messages[0].content + (1 if '<' in messages[0].content else '') }}").render(USER)
+
+
+FAULTS = [
+    ("{{ 1 / 0 }}", "ZeroDivisionError: division by zero"),
+    ("{{ raise_exception('no chats') }}", "no chats"),
+    ("{% include 'other' %}", "TypeError: no loader"),
+    ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "RecursionError"),
+    ("{% for a in range(10 ** 9) %}{% endfor %}", "OverflowError: Range too big"),
+    ("{{ messages.append(1) }}", "it does what is not allowed: access to attribute 'append'"),
+    ("{% for a in range(99) %}xxxxxxxxxx{% endfor %}", "the chat template writes more than 500 characters"),
+]
+
+
+@pytest.mark.parametrize(("source", "cause"), FAULTS)
+def test_a_template_that_writes_no_chat_says_so_and_blames_no_message(source: str, cause: str) -> None:
+    made = template(source, max_chars=500)
+    assert made.fault.startswith(f"can't write even one user's turn ({cause}")
+    with pytest.raises(InvalidRequest) as caught:
+        made.render(USER)
+    assert caught.value.message.startswith(f"the model's chat template can't write even one user's turn ({cause}")
+    assert caught.value.message.endswith("use /v1/completions, or start the server with --chat-template FILE")
+    assert caught.value.param is None
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ messages[0].content }}",
+        "{% if messages[0].role != 'system' %}{{ raise_exception('system') }}{% endif %}{{ messages[1].content }}",
+        "{% if not tools %}{{ raise_exception('tools') }}{% endif %}{{ messages[0].content }}",
+        "{{ tools[0].function.name }}{{ messages[1].content if messages[0].role == 'system' else 1 / 0 }}",
+        builders.PARTS_ONLY,
+        builders.GEMMA,
+    ],
+)
+def test_a_template_that_asks_for_a_system_turn_or_tools_writes_chats(source: str) -> None:
+    assert template(source).fault == ""
+
+
+def test_a_model_that_can_t_chat_says_why_at_the_start(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    tokenizer = builders.byte_level()
+    sources = {"broken": {"chat_template": "{{ 1 / 0 }}"}, "none": {}, "whole": {"chat_template": builders.CHATML}}
+    made = {
+        name: TextModel.load(builders.write_folder(tmp_path / name, tokenizer, **files))
+        for name, files in sources.items()
+    }
+    fault = "the chat template in chat_template.jinja can't write even one user's turn "
+    fault += "(ZeroDivisionError: division by zero)"
+    assert made["broken"].no_chats == fault
+    assert made["none"].no_chats == "this model has no chat template"
+    assert made["whole"].no_chats == ""
+    (record,) = caplog.records
+    assert (record.levelname, record.getMessage()) == (
+        "WARNING",
+        f"{fault}: chats are refused; give another with --chat-template",
+    )
 
 
 @pytest.mark.parametrize("source", ["{% for x in %}", "{{ unclosed", "{% nonsense %}"])
@@ -154,14 +210,20 @@ def test_templates_can_not_leave_the_sandbox(source: str) -> None:
 
 def test_output_has_a_bound() -> None:
     made = template(
-        "{% for a in range(1000) %}{% for b in range(1000) %}xxxxxxxxxx{% endfor %}{% endfor %}", max_chars=999
+        "{% for a in range(1000 if '<' in messages[0].content else 1) %}{% for b in range(50) %}xxxxxxxxxx{% endfor %}"
+        "{% endfor %}",
+        max_chars=999,
     )
     with pytest.raises(InvalidRequest, match="999"):
         made.render(USER)
 
 
 def test_rendering_has_a_time_bound_also_where_nothing_is_written() -> None:
-    made = template("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", max_s=0.01)
+    made = template(
+        "{% if '<' in messages[0].content %}{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}"
+        "{% endfor %}{% endif %}",
+        max_s=0.05,
+    )
     with pytest.raises(InvalidRequest, match="fewer messages"):
         made.render(USER)
 
@@ -208,10 +270,27 @@ def test_order_of_sources(tmp_path: Path) -> None:
         ([{"name": "only", "template": "one"}], "one"),
         ([{"name": "a", "template": "1"}, {"name": "b", "template": "2"}], None),
         ([], None),
+        (None, None),
+        ({"tool_use": "tools", "default": "plain"}, "plain"),
     ],
 )
 def test_of_named_templates_the_default_is_used(tmp_path: Path, named: Any, expected: str | None) -> None:
     assert load(tmp_path, tokenizer_config={"chat_template": named}) == expected
+
+
+@pytest.mark.parametrize("value", [5, True, [1], ["x"], [{"name": "default", "template": 5}], {"default": 5}, [{}]])
+def test_a_template_of_the_wrong_type_is_ignored_with_a_warning(
+    tmp_path: Path, value: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = {"chat_template": value}
+    assert load(tmp_path, "flag", tokenizer_config=config) == "flag"
+    assert not caplog.records
+    assert load(tmp_path, tokenizer_config=config) is None
+    (tmp_path / "chat_template.json").write_text(json.dumps(config))
+    assert load(tmp_path, tokenizer_config={}) is None
+    files, told = ("tokenizer_config.json", "chat_template.json"), [r.getMessage() for r in caplog.records]
+    assert [line.partition(" is ")[0] for line in told] == [f"chat_template in {name}" for name in files]
+    assert all("neither a template nor a list of named ones: it is ignored" in line for line in told)
 
 
 def test_a_processors_template_file_is_found(tmp_path: Path) -> None:

@@ -93,6 +93,14 @@ def test_a_context_over_the_models_own_is_refused_with_the_models_own(tmp_path: 
         TextModel.load(folder_of(tmp_path), context=2049)
 
 
+@pytest.mark.parametrize("override", [None, 5])
+def test_a_context_of_one_token_is_refused(tmp_path: Path, override: int | None) -> None:
+    with pytest.raises(ModelError, match="gives a context of 1 token, which holds no prompt with an answer"):
+        TextModel.load(folder_of(tmp_path, config={"max_position_embeddings": 1}), context=override)
+    with pytest.raises(ConfigError, match=r"`context` is 1, .*: give 2 or more"):
+        TextModel.load(folder_of(tmp_path), context=1)
+
+
 def test_no_context_anywhere_asks_for_one(tmp_path: Path) -> None:
     config = {"model_max_length": 10**30}
     with pytest.raises(ModelError, match="`context`"):

@@ -8,12 +8,12 @@ import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
-from urllib.parse import urlsplit
 
 import httptools
 import msgspec
 from msgspec import UNSET
 
+from ..host_names import server_of
 from .answers import check
 from .errors import BenchError
 from .plan import Request
@@ -204,15 +204,10 @@ class Client:
 
 def _parts(url: str) -> tuple[str, int, str]:
     """Split a URL into host, port and path. Raises BenchError."""
-    wrong = BenchError(f"'{url}' is not a URL of the form http://HOST:PORT")
-    try:
-        parts = urlsplit(url if "//" in url else f"http://{url}")
-        host, port = parts.hostname, parts.port or 80
-    except ValueError:
-        raise wrong from None
-    if parts.scheme != "http" or not host:
-        raise wrong
-    return host, port, parts.path
+    parts = server_of(url, ("http",))
+    if parts is None or parts.hostname is None:
+        raise BenchError(f"'{url}' is not a URL of the form http://HOST:PORT")
+    return parts.hostname, parts.port or 80, parts.path
 
 
 class _BodyReader(AnswerReader):

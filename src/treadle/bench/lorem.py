@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import random
 
+from .errors import BenchError
+
+MOST_WORDS = 100_000_000
+TEXT_WORDS = 200
+"""What a text costs besides its words: a request takes a kilobyte by itself."""
 _COMMON = (
     "the of and to in for is on that by this with you it not or be are from at as your all have new more an "
     "was we will home can us about if page my has search free but our one other do no information time they "
@@ -23,8 +28,27 @@ _COMMON = (
 WORDS = tuple(_COMMON.split())
 
 
+class Source(random.Random):
+    """Seeded source of the words of one workload. It gives up where they are more than a client can hold."""
+
+    def __init__(self, seed: str) -> None:
+        super().__init__(seed)
+        self._taken = 0
+
+    def take(self, words: int) -> None:
+        """Count a text of `words` words. Raises BenchError."""
+        self._taken += words + TEXT_WORDS
+        if self._taken > MOST_WORDS:
+            raise BenchError(
+                f"the workload has more requests and words than this client holds (a round's words, and {TEXT_WORDS} "
+                f"for each text, may be {MOST_WORDS:,}): give smaller options"
+            )
+
+
 def text(rng: random.Random, words: int) -> str:
-    """Build `words` words, as sentences of 6 to 18."""
+    """Build `words` words, as sentences of 6 to 18. Raises BenchError where they are too many of a `Source`."""
+    if isinstance(rng, Source):
+        rng.take(words)
     parts: list[str] = []
     while len(parts) < words:
         sentence = rng.choices(WORDS, k=min(rng.randint(6, 18), words - len(parts)))

@@ -178,7 +178,9 @@ class Target:
 
     async def _find_model(self, requested: str | None) -> None:
         listed = self._models.json()
-        self._served = [entry["id"] for entry in listed.get("data", ())] if isinstance(listed, dict) else []
+        cards = listed.get("data") if isinstance(listed, dict) else None
+        named = (card.get("id") for card in cards if isinstance(card, dict)) if isinstance(cards, list) else ()
+        self._served = [name for name in named if isinstance(name, str)]
         if requested is None and not self._served:
             raise BenchError(f"{self.info.name} lists no model at /v1/models: name it with --model")
         self.info.model = requested or self._served[0]

@@ -12,11 +12,13 @@ from dataclasses import dataclass
 import msgspec
 
 from .errors import BenchError
-from .lorem import text
+from .lorem import Source, text
 from .pictures import Picture
 from .plan import Moment, PromptMessage, Request, Workload
 from .structured import json_requests, tool_requests
 
+MOST = 1_000_000
+"""The greatest value of any option."""
 SWEEP = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 SWEEP_ABOUT = "the same requests by 1, 2, 4 ... `most` clients at once: throughput against concurrency"
 SWEEP_DEFAULTS = {"most": float(SWEEP[-1]), "prompt": 32.0, "tokens": 32.0, "each": 2.0}
@@ -42,7 +44,7 @@ def build(name: str, seed: int, overrides: Options | None = None, *, round_: int
     if kind is None:
         raise BenchError(f"there is no workload '{name}': use one of {', '.join([*KINDS, 'sweep'])}")
     options = _options(name, kind.defaults, overrides or {})
-    requests = tuple(kind.make(random.Random(f"{name} {seed} {round_}"), options))
+    requests = tuple(kind.make(Source(f"{name} {seed} {round_}"), options))
     concurrency = int(options[kind.concurrency]) if kind.concurrency else 0
     return [Workload(_label(name, overrides or {}), seed, options, requests, concurrency)]
 
@@ -64,6 +66,8 @@ def _options(name: str, defaults: Options, overrides: Options) -> dict[str, floa
             raise BenchError(f"workload '{name}' has no option '{key}': it has {', '.join(defaults)}")
         if not 0 <= value < float("inf") or (not value and not key.endswith("_s")):
             raise BenchError(f"option {key}={value:g} of workload '{name}' must be above 0")
+        if value > MOST:
+            raise BenchError(f"option {key}={value:g} of workload '{name}' must be {MOST:,} or less")
     return dict(defaults) | dict(overrides)
 
 
@@ -271,7 +275,7 @@ def _sweep(seed: int, overrides: dict[str, float], round_: int) -> list[Workload
             f"sweep c={c}",
             seed,
             options | {"c": float(c)},
-            tuple(_closed(random.Random(f"sweep {c} {seed} {round_}"), options | {"c": float(c)})),
+            tuple(_closed(Source(f"sweep {c} {seed} {round_}"), options | {"c": float(c)})),
             c,
         )
         for c in levels

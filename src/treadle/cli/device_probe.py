@@ -213,6 +213,7 @@ def _text(request: ProbeRequest, known: Mapping[str, Any]) -> dict[str, Any]:
         "vocabulary": text.vocabulary,
         "eos_token_ids": list(text.eos_token_ids),
         "chat_template": text.chat_template is not None,
+        "no_chats": text.no_chats,
         "default_sampling": dict(text.default_sampling),
         "tool_parser": text.formats.tools,
         "reasoning_parser": text.formats.reasoning,

@@ -191,17 +191,18 @@ def _adapter(part: Mapping[str, Any]) -> Finding:
 
 
 def _text(result: ProbeResult) -> list[Finding]:
-    """Return the findings about tokenizer and template. A broken tokenizer fails the start; a missing template costs
-    the chat route only."""
+    """Return the findings about tokenizer and template. A broken tokenizer fails the start; a template that is missing
+    or refuses every chat costs the chat routes only."""
     part = result.parts.get("text")
     if part is None:
         return []
     if "error" in part:
         return [Finding(MODEL, "tokenizer", part["error"], Mark.FAIL, facts=part)]
     value = f"{part['vocabulary']:,} tokens"
-    if not part["chat_template"]:
+    if part["no_chats"]:
+        why = part["no_chats"] if part["chat_template"] else "no chat template"
         fix = f"{installation.command()} serve --chat-template FILE, or use /v1/completions only"
-        tokenizer = Finding(MODEL, "tokenizer", f"{value}, no chat template: chat is refused", Mark.WARN, fix, part)
+        tokenizer = Finding(MODEL, "tokenizer", f"{value}, {why}: chats are refused", Mark.WARN, fix, part)
         return [tokenizer, _structured(part)]
     return [
         Finding(MODEL, "tokenizer", f"{value}, with a chat template", facts=part),

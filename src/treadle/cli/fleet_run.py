@@ -13,6 +13,7 @@ from rich.table import Table
 
 from .. import output_streams
 from ..compose.checks import require_installed
+from ..compose.sockets import listen
 from ..compose.waiting import aside
 from ..errors import ConfigError
 from ..fleet.fleet import Fleet, FleetView
@@ -45,6 +46,7 @@ async def run(plan: FleetPlan, *, no_auth: bool = False) -> int:
     access = http_access(plan.host, has_key=plan.requires_key, no_auth=no_auth)
     urls = [url_of("http", at, plan.port) for at in await addresses(plan.host, aside)]
     require_installed(plan.model, gateway=True)
+    await aside(lambda: listen(plan.host, plan.port).close())  # the gateway comes last, minutes later for a large model
     with FleetReporter(Reach(tuple(urls), (), (access,)), has_key=plan.api_key is not None) as reporter:
         fleet = Fleet(plan, reporter)
         with ShutdownSignals(hurry=fleet.end_now, kill=fleet.kill) as signals:

@@ -93,6 +93,6 @@ def _tokenizer(settings: Settings, scratch: Path) -> Finding:
         return Finding(_SECTION, "tokenizer", error.message.replace(str(scratch), settings.model), Mark.FAIL)
     if template is None:
         fix = f"{command()} serve --chat-template FILE, or use /v1/completions only"
-        value = "tokenizer.json, no chat template: chat is refused"
+        value = "tokenizer.json, no chat template: chats are refused"
         return Finding(_SECTION, "tokenizer", value, Mark.WARN, fix, {"chat_template": False})
     return Finding(_SECTION, "tokenizer", "tokenizer.json, with a chat template", facts={"chat_template": True})

@@ -54,9 +54,16 @@ class LogReporter:
         """Do nothing: no terminal is held."""
 
     def ready(
-        self, reach: Reach, name: str, capabilities: Capabilities, sampling: Mapping[str, float], load_s: float
+        self,
+        reach: Reach,
+        name: str,
+        capabilities: Capabilities,
+        sampling: Mapping[str, float],
+        load_s: float,
+        no_chats: str = "",
     ) -> None:
-        """Log the model, its limits, and the access: a warning where it is open to strangers."""
+        """Log the model, its limits, why chats are refused, if they are, and the access: a warning where it is open to
+        strangers."""
         compute = capabilities.compute
         fields = {
             "url": reach.url,
@@ -80,6 +87,7 @@ class LogReporter:
             "max_connections": self._limits.http,
             "max_connections_per_peer": self._limits.http_per_peer,
             "max_grpc_connections": self._limits.grpc,
+            "no_chats": no_chats,
             "load_s": round(load_s, 3),
         }
         _log("ready", fields)

@@ -22,12 +22,12 @@ from ..config import Settings
 from ..errors import ConfigError, ModelError
 from ..installation import command
 from ..models import demo, folder_checks, hub, hub_errors, inventory
+from ..models.cache_paths import SHORTEST_COMMIT
 from ..models.inventory import Entry, State
 from ..models.resolve import DEMO, locate
 from ..units import size
 from .transfers import TransferView
 
-_SHORTEST_COMMIT = 7
 _COLOURS = {State.READY: "green", State.PARTIAL: "yellow", State.REFUSED: "red"}
 _WIDE = 1000  # output for programs: no cell may be folded
 
@@ -37,7 +37,8 @@ _WIDE = 1000  # output for programs: no cell may be folded
 
 def pull(model: str, revision: str | None) -> int:
     """Download and check MODEL, or convert the demo, and print its folder on standard output. Returns 0. Raises
-    ModelError."""
+    ModelError, and ConfigError for an empty name."""
+    _check_given(model)
     if model != DEMO and Path(model).expanduser().is_dir():
         raise ModelError(f"'{model}' is a folder here: there is nothing to pull; '{command()} serve {model}' serves it")
     console = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -61,6 +62,11 @@ def pull(model: str, revision: str | None) -> int:
     )
     print(folder.path)
     return 0
+
+
+def _check_given(model: str) -> None:
+    if not model:  # as a path it would be this folder
+        raise ConfigError("MODEL is empty: give a hub id such as owner/name, or 'demo'", param="model")
 
 
 @contextlib.contextmanager
@@ -125,9 +131,11 @@ def _size_text(entry: Entry) -> str:
 
 
 def _state_text(entry: Entry) -> str:
+    is_named = entry.state is State.READY and entry.revision
+    named = f" with --revision {entry.revision[:SHORTEST_COMMIT]}" if is_named else ""
     several = f", {len(entry.revisions)} revisions" if len(entry.revisions) > 1 else ""
     pieces = f", {size(entry.partial_bytes)} of pieces" if entry.partial_bytes and entry.state is State.READY else ""
-    return f"{entry.state}{several}{pieces}" + (f": {entry.reason}" if entry.reason else "")
+    return f"{entry.state}{named}{several}{pieces}" + (f": {entry.reason}" if entry.reason else "")
 
 
 def _day(moment: float) -> str:
@@ -147,6 +155,7 @@ def _to_plain(entry: Entry) -> dict[str, Any]:
         "architecture": entry.architecture,
         "weights": entry.weights,
         "revisions": list(entry.revisions),
+        "revision": entry.revision or None,
         "used": _moment(entry.used),
         "modified": _moment(entry.modified),
     }
@@ -161,7 +170,9 @@ def _moment(moment: float) -> str:
 
 def remove(model: str, revision: str | None, *, yes: bool) -> int:
     """Remove MODEL from this disk after a question. Returns 0 when it is gone, 1 if the answer was no. Raises
-    ModelError if there is nothing to remove or it is in use, ConfigError without a terminal to ask on."""
+    ModelError if there is nothing to remove or it is in use, ConfigError for an empty name, or without a terminal to
+    ask on."""
+    _check_given(model)
     entry = _to_remove(model)
     commit = None if revision is None else _commit(entry, revision)
     subject = f"revision {revision} of {model}" if commit else f"{model}, {size(entry.size_bytes)}"
@@ -190,7 +201,7 @@ def _commit(entry: Entry, revision: str) -> str:
     if ".." not in revision and ref.is_file():
         return ref.read_text(encoding="ascii").strip()
     found = [commit for commit in entry.revisions if commit.startswith(revision)]
-    if len(revision) >= _SHORTEST_COMMIT and len(found) == 1:
+    if len(revision) >= SHORTEST_COMMIT and len(found) == 1:
         return found[0]
     cached = ", ".join(entry.revisions) or "none"
     raise ModelError(f"{entry.model} has no revision {revision} on this disk: there are {cached}")

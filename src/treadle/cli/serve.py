@@ -109,9 +109,16 @@ class TerminalReporter:
             self._transfers.close()
 
     def ready(
-        self, reach: Reach, name: str, capabilities: Capabilities, sampling: Mapping[str, float], load_s: float
+        self,
+        reach: Reach,
+        name: str,
+        capabilities: Capabilities,
+        sampling: Mapping[str, float],
+        load_s: float,
+        no_chats: str = "",
     ) -> None:
-        """Print the model, its limits, its addresses and access, and a command to copy."""
+        """Print the model, its limits, why chats are refused, if they are, its addresses and access, and a command to
+        copy."""
         settings, url = self._settings, reach.url
         memory = f"{size(capabilities.weight_bytes)} of weights"
         if capabilities.kv.budget_bytes:
@@ -137,9 +144,12 @@ class TerminalReporter:
             if not value:
                 continue
             self._print(f"  [bold]{key:<9}[/]{escape(value)}")
+        if no_chats and not capabilities.embedding.only:
+            why = escape(f"refused: {no_chats}; give one with --chat-template")
+            self._print(f"  [bold]{'chats':<9}[/][bold yellow]{why}[/]")
         self._print_reach(reach)
         key = " -H 'Authorization: Bearer '\"$TREADLE_API_KEY\"" if settings.has_keys else ""
-        path, body = first_call(name, embeds=capabilities.embedding.only)
+        path, body = first_call(name, embeds=capabilities.embedding.only, chats=not no_chats)
         self._print("Try:")
         self._print(f"  curl -s {url}{path}{key} -H 'Content-Type: application/json' -d '{body}'", markup=False)
 
@@ -164,10 +174,12 @@ class TerminalReporter:
             self._console.print(text, markup=markup)
 
 
-def first_call(model: str, *, embeds: bool) -> tuple[str, str]:
-    """Return the path and the body of a call to try."""
+def first_call(model: str, *, embeds: bool, chats: bool) -> tuple[str, str]:
+    """Return the path and the body of a call to try: one that the model answers."""
     if embeds:
         return "/v1/embeddings", f'{{"model":"{model}","input":"Hello!"}}'
+    if not chats:
+        return "/v1/completions", f'{{"model":"{model}","prompt":"Once upon a time","max_tokens":40}}'
     message = '"messages":[{"role":"user","content":"Hello!"}]'
     return "/v1/chat/completions", f'{{"model":"{model}",{message},"max_tokens":40}}'
 

@@ -26,6 +26,13 @@ POLICIES = ("cache_aware", "round_robin", "random", "power_of_two", "least_load"
 HEALTH_EVERY_S = 2
 PATH_BYTES = 4096
 GATEWAY_AUTH = ("--api-key", "--tenant-api-key", "--jwt-issuer")
+_OWN = "the fleet gives each worker its own, so leave it out"
+SET_BY_FLEET = {
+    "--host": f"{_OWN}, or give the gateway's before the `--`",
+    "--port": f"{_OWN}, or give the gateway's before the `--`",
+    "--grpc-port": _OWN,
+    "--drain": "give it before the `--`, for all members",
+}
 KEYS_FLAG = "--api-keys"
 STDIN_ARGUMENTS = Path(__file__).with_name("stdin_arguments.py")
 
@@ -65,6 +72,9 @@ class FleetPlan:
             raise ConfigError(
                 "--api-key belongs before the `--`: the gateway and the workers share it", param="api_key"
             )
+        for option in self.worker_options:
+            if (name := option.partition("=")[0]) in SET_BY_FLEET:
+                raise ConfigError(f"{name} behind the `--` is not for workers: {SET_BY_FLEET[name]}")
         if "--grpc-auth" in self.worker_options:
             raise ConfigError("--grpc-auth would keep the gateway out, which sends its workers no key: leave it out")
         if self.api_key is not None:

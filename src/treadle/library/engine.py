@@ -20,7 +20,7 @@ from ..core.refusals import Refusal
 from ..core.virtual_queue import Arrival
 from ..engine.client import EngineClient
 from ..engine.status import status_of
-from ..errors import InvalidRequest, spelled
+from ..errors import ConfigError, InvalidRequest, spelled
 from ..fronts.accounts import Account
 from ..fronts.authentication import Caller
 from ..fronts.cache_salts import Salts, check_cache_salt
@@ -42,7 +42,7 @@ from ..text.events import Event, Text, ends_with_call
 from .arguments import Arguments, read_arguments
 from .completion import TOOL_CALLS, Completion, calls_of, reasoning_of
 from .images import needs_reading, with_sources
-from .inputs import holds_images, read_inputs, read_pooling
+from .inputs import RAW, holds_images, read_inputs, read_pooling
 
 ONE_PROGRAM = 1
 """The fingerprint of all calls: a ticket of one of them is valid for any other."""
@@ -81,6 +81,8 @@ class Engine:
         progress: Callable[[str], None] = lambda stage: None,
         **settings: Any,
     ) -> None:
+        if not isinstance(model, str | Path):
+            raise ConfigError(f"model must be text or a Path, not {model!r:.80}", param="model")
         where = model if isinstance(model, str) else str(model.expanduser().absolute())
         values = {"model": where, "in_process": in_process, **settings}
         self.settings = Settings.from_mapping(values, source="treadle.Engine")
@@ -277,6 +279,11 @@ def _prompts(prompt: Prompt, arguments: Arguments, images: Callable[[str | None]
         raise InvalidRequest(f"{name} needs a prompt of chat messages", param=name)
     if isinstance(prompt, str):
         return TextPrompt(prompt, options=options)
+    if isinstance(prompt, RAW):
+        raise InvalidRequest(
+            f"a prompt is text, not {type(prompt).__name__}: decode it, or give list(prompt) for token ids",
+            param="prompt",
+        )
     if isinstance(prompt, Sequence) and all(type(item) is int for item in prompt):
         return IdsPrompt(cast("Sequence[int]", prompt), options=options)
     raise InvalidRequest("a prompt is text, a list of token ids (ints) or a list of chat messages", param="prompt")

@@ -12,12 +12,14 @@ from ..fronts.generation.embedding_inputs import MAX_INPUTS, Input, place_of
 from .images import read_message, source_of
 
 ITEM = ("text", "image", "content")
+RAW = (bytes, bytearray, memoryview)
+"""Sequences of ints that are no token ids: text in these must be decoded first."""
 
 
 def read_inputs(given: Any) -> list[Input]:
     """Return the inputs, however they were given. Raises InvalidRequest with the place."""
     inputs: Any = [given] if isinstance(given, str | Mapping) or _are_ids(given) else given
-    if not isinstance(inputs, Sequence) or isinstance(inputs, bytes) or not inputs:
+    if not isinstance(inputs, Sequence) or isinstance(inputs, RAW) or not inputs:
         raise InvalidRequest(
             "inputs is a text, a list of token ids, a dict with text or image, or a list of these: give one",
             param="inputs",
@@ -57,7 +59,7 @@ def read_pooling(given: Any) -> Pooling | None:
 def _are_ids(given: Any) -> bool:
     return (
         isinstance(given, Sequence)
-        and not isinstance(given, bytes)
+        and not isinstance(given, RAW)
         and bool(given)
         and all(type(one) is int for one in given)
     )

@@ -20,7 +20,7 @@ from ..errors import ModelError
 from ..installation import command
 from ..units import size
 from . import folder_checks, hub_errors
-from .cache_paths import repository
+from .cache_paths import repository, whole_revision
 from .transfer import DownloadProgress, ProgressLines, Transfer
 
 if TYPE_CHECKING:
@@ -57,6 +57,7 @@ def download(
 ) -> Path:
     """Return the folder of `model` at `revision`, downloading missing files. An interrupted download resumes.
 
+    `revision` may be the first seven digits of a cached commit, or more.
     `progress` is called with short lines, `watch` with the transfer four times a second; without `watch`, `progress`
     gets a line of it every five seconds. Raises ModelError when the hub can't be reached or refuses, when the model
     can't be served, when the disk is full, or when files are missing in offline mode.
@@ -65,6 +66,7 @@ def download(
 
     progress(f"looking up {model}" + (" in the local cache" if offline else " on the hub"))
     cache, watch = cache_dir or cache_folder(), watch or ProgressLines(progress)
+    revision = whole_revision(cache, model, revision)
     request = _Download(model, revision, cache, endpoint, progress, watch)
     try:
         return request.snapshot(local=True) if offline else request.run()

@@ -6,7 +6,12 @@ import difflib
 from json import JSONDecodeError
 from pathlib import Path
 
+from ..errors import ModelError
 from ..installation import command
+from . import folder_checks
+from .cache_paths import SHORTEST_COMMIT, commits, ref, repository
+
+MAIN = "main"
 
 
 def explain(model: str, revision: str | None, offline: bool, error: Exception, cache: Path) -> str:
@@ -28,10 +33,12 @@ def explain(model: str, revision: str | None, offline: bool, error: Exception, c
             return f"the hub lists {model} and then denies its files: is HF_ENDPOINT a Hugging Face hub?"
         return f"{model} has no revision {revision}"
     if isinstance(error, errors.OfflineModeIsEnabled):
-        return f"{model}{at} is not wholly in the local cache and HF_HUB_OFFLINE is set: unset it to download"
+        other = other_commits(model, revision, cache)
+        return f"{model}{at} is not wholly in the local cache and HF_HUB_OFFLINE is set: unset it to download{other}"
     if isinstance(error, errors.LocalEntryNotFoundError) and offline:
         pull = f"{command()} pull {model}" + (f" --revision {revision}" if revision else "")
-        return f"{model}{at} is not wholly in the local cache and offline is set: '{pull}' fetches it"
+        other = other_commits(model, revision, cache)
+        return f"{model}{at} is not wholly in the local cache and offline is set: '{pull}' fetches it{other}"
     if isinstance(error, errors.HfHubHTTPError) and error.response.status_code == 401:
         return f"the hub refuses the token for {model}{at} (401): run 'hf auth login', or correct or unset HF_TOKEN"
     if isinstance(error, errors.HfHubHTTPError):
@@ -39,9 +46,28 @@ def explain(model: str, revision: str | None, offline: bool, error: Exception, c
     if is_transient(error) or isinstance(error, errors.LocalEntryNotFoundError):
         return (
             f"can't reach the hub for {model}{at}, and it is not wholly cached: check the network (and HF_ENDPOINT), "
-            f"or give a folder ({line(error)})"
+            f"or give a folder ({line(error)}){other_commits(model, revision, cache)}"
         )
     return f"can't download {model}{at}: {line(error)}"
+
+
+def other_commits(model: str, revision: str | None, cache: Path) -> str:
+    """Return a hint at whole models of other commits in the cache; "" if there are none."""
+    asked = revision or MAIN
+    known = {asked, ref(cache, model, asked)}
+    found = [commit for commit in commits(cache, model) if commit not in known and _is_whole(cache, model, commit)]
+    if not found:
+        return ""
+    short = [commit[:SHORTEST_COMMIT] for commit in found]
+    return f"; cached at {', '.join(short)}: give --revision {short[0]} for that"
+
+
+def _is_whole(cache: Path, model: str, commit: str) -> bool:
+    try:
+        folder_checks.check_any(repository(cache, model) / "snapshots" / commit)
+    except ModelError:
+        return False
+    return True
 
 
 def unreadable(model: str, error: BaseException) -> str:

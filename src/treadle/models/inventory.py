@@ -15,8 +15,9 @@ from typing import Any
 from ..errors import ModelError
 from ..installation import command
 from . import cache, demo, folder_checks, hub, in_use
-from .cache_paths import PARTIAL, blob_size, locks_of, repository
+from .cache_paths import PARTIAL, blob_size, locks_of, ref, repository
 from .folder import Source
+from .hub_errors import MAIN
 
 
 class State(StrEnum):
@@ -32,8 +33,9 @@ class Entry:
     """One model.
 
     `size_bytes`: on disk, including partial files. `whole_bytes`: size of the complete model, None if unknown.
-    `reason`: the missing files, or why the model can't be served. `used`: POSIX time of the last download or use by
-    Treadle. `modified`: POSIX time of the last change of its files.
+    `reason`: the missing files, or why the model can't be served. `revision`: the commit that must be named to serve
+    it, where the cache has none for `main`. `used`: POSIX time of the last download or use by Treadle. `modified`:
+    POSIX time of the last change of its files.
     """
 
     model: str
@@ -50,6 +52,7 @@ class Entry:
     architecture: str = ""
     weights: str = ""
     revisions: tuple[str, ...] = ()
+    revision: str = ""
 
 
 def entries(hub_cache: Path | None = None, demo_root: Path | None = None) -> list[Entry]:
@@ -87,14 +90,14 @@ def _hub_entry(home: Path) -> Entry:
     entry = replace(entry, whole_bytes=whole)
     if folder is None or missing:
         return replace(_with_config(entry), state=State.PARTIAL, reason=_missing_text(entry, missing))
+    if folder.name != ref(home.parent, model, MAIN):
+        entry = replace(entry, revision=folder.name)
     return _with_checks(entry)
 
 
 def _snapshots(home: Path) -> list[Path]:
     """Return all snapshots, that of `main` first, then by age, newest first."""
-    main = ""
-    with contextlib.suppress(OSError):
-        main = (home / "refs" / "main").read_text(encoding="ascii").strip()
+    main = ref(home.parent, home.name.removeprefix("models--").replace("--", "/", 1), MAIN)
     try:
         found = [path for path in (home / "snapshots").iterdir() if path.is_dir()]
     except OSError:

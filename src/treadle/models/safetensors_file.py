@@ -58,7 +58,9 @@ def read_header(path: Path) -> dict[str, Tensor]:
     if not isinstance(header, dict):
         raise ModelError(f"{path} has a broken header: download it again")
     header.pop("__metadata__", None)
-    return {name: _check_entry(path, name, entry, size - 8 - length) for name, entry in header.items()}
+    tensors = {name: _check_entry(path, name, entry, size - 8 - length) for name, entry in header.items()}
+    _check_places(path, tensors, size - 8 - length)
+    return tensors
 
 
 def _check_entry(path: Path, name: str, entry: Any, data_bytes: int) -> Tensor:
@@ -78,6 +80,32 @@ def _check_entry(path: Path, name: str, entry: Any, data_bytes: int) -> Tensor:
         shape = one_line(list(tensor.shape))
         raise ModelError(f"{path}: '{one_line(name)}' does not have the bytes of {tensor.dtype} {shape}")
     return tensor
+
+
+def _check_places(path: Path, tensors: Mapping[str, Tensor], data_bytes: int) -> None:
+    """Raise ModelError unless the tensors cover the data without gaps and overlaps, as the format demands: other files
+    are damaged or forged, and give wrong weights."""
+    at, before = 0, ""
+    for name, tensor in sorted(tensors.items(), key=lambda item: item[1].start):
+        if tensor.start == tensor.end:
+            continue
+        if tensor.start < at:
+            raise ModelError(
+                f"{path} is damaged: '{one_line(name)}' overlaps '{one_line(before)}'; download it again, or save the "
+                "model anew"
+            )
+        if tensor.start > at:
+            raise _uncovered(path, at, tensor.start)
+        at, before = tensor.end, name
+    if at < data_bytes:
+        raise _uncovered(path, at, data_bytes)
+
+
+def _uncovered(path: Path, start: int, end: int) -> ModelError:
+    return ModelError(
+        f"{path} is damaged: {end - start} of its bytes (from {start} on) belong to no tensor; download it again, or "
+        "save the model anew"
+    )
 
 
 def write(path: Path, tensors: Mapping[str, tuple[str, tuple[int, ...]]], data: Mapping[str, Iterable[bytes]]) -> str:

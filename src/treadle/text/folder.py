@@ -25,6 +25,7 @@ _FILES = (
     *("config", "generation_config", "tokenizer_config", "special_tokens_map"),
     *("preprocessor_config", "processor_config"),
 )
+_LEAST_CONTEXT = 2
 _NESTED = ("text_config", "language_config", "llm_config")
 
 
@@ -61,15 +62,26 @@ class FolderConfig:
     def context(self, override: int | None) -> int:
         """Return the context length in tokens: `override`, or else the model's own.
 
-        Raises ModelError when neither is given, ConfigError when `override` exceeds the model's own.
+        Raises ModelError when neither is given or the model's own is too short, ConfigError when `override` exceeds the
+        model's own or is too short.
         """
         own = next((n for c in self._configs() if (n := context_length(c))), None)
         own = own or positive_int(self.tokenizer.get("model_max_length"))
         if own is None and override is None:
             raise ModelError(f"{self.folder}/config.json names no context length: give one with `context`")
+        if own is not None and own < _LEAST_CONTEXT:
+            raise ModelError(
+                f"{self.folder}/config.json gives a context of {own} token, which holds no prompt with an answer: "
+                "download it again, or use another model"
+            )
         if own is not None and override is not None and override > own:
             raise ConfigError(
                 f"`context` is {override}, and the model's own is {own}: give {own} or less", param="context"
+            )
+        if override is not None and override < _LEAST_CONTEXT:
+            raise ConfigError(
+                f"`context` is {override}, which holds no prompt with an answer: give {_LEAST_CONTEXT} or more",
+                param="context",
             )
         return override or own or 0
 

@@ -66,7 +66,7 @@ class Packed(msgspec.Struct, frozen=True):
     longest_token: int
     model_type: str
     architectures: tuple[str, ...]
-    has_template: bool
+    no_chats: str
     prefix: tuple[int, ...]
     formats: AnswerFormats
     token_decoder: PackedByteDecoder | PackedWindowDecoder
@@ -90,7 +90,7 @@ def pack(model: TextModel) -> Packed:
         longest_token=model.longest_token,
         model_type=model.model_type,
         architectures=model.architectures,
-        has_template=model.has_template,
+        no_chats=model.no_chats,
         prefix=model.prefix,
         formats=model.formats,
         token_decoder=_pack_decoder(model.token_decoder, model.ids),

@@ -3,7 +3,7 @@ writes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -92,6 +92,14 @@ def probe(render: Render) -> TemplateTraits:
         user_behind_result=not results or _in_order(recorded([*result, _turns("", "", "user")[2]]), 3),
         probed="".join(seen),
     )
+
+
+def least_chats() -> Iterator[tuple[list[Turn], list[dict[str, Any]] | None]]:
+    """Yield the shortest chats that a template may ask for: one user's turn, alone, with a system turn, with tools, or
+    with both."""
+    for tools in (None, [_tool()]):
+        yield _turns("user"), tools
+        yield _turns("system", "user"), tools
 
 
 _TEXT = f'{{"{_KEY}": "{_VALUE}"}}'

@@ -7,6 +7,7 @@ the output and the time of a rendering.
 from __future__ import annotations
 
 import json
+import logging
 import math
 import re
 import threading
@@ -27,13 +28,16 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from ..errors import InvalidRequest, ModelError, one_line
 from .continuation import cut_at_marker, with_marker
 from .folder import FolderConfig, read_object, read_override, read_regular
-from .template_traits import TemplateTraits, probe
+from .template_traits import TemplateTraits, least_chats, probe
+
+log = logging.getLogger(__name__)
 
 _MAX_CHARS = 32 * 1024 * 1024
 _MAX_S = 10.0
 _PROBES = ((0, 4), (1, 4), (1, 2))  # slices of the probe's turns: templates differ in the orders of roles they accept
 _IMAGE = {"type": "image"}
 _REASONING_KEYS = ("thinking", "reasoning")  # of messages, besides `reasoning_content`
+NO_CHATS_CURE = "use /v1/completions, or start the server with --chat-template FILE"
 _RESERVED_NAMES = frozenset({"messages", "tools", "add_generation_prompt"})
 
 
@@ -53,9 +57,10 @@ class ChatTemplate:
     """A compiled chat template.
 
     `source` is its text; `name` is its origin, for error messages; `traits` are the forms of a conversation that it
-    writes. `special_tokens` (`bos_token`, ...) are passed as
-    variables. `now` is the clock of `strftime_now`. A rendering may write `max_chars` characters and take `max_s`
-    seconds. Raises ModelError when the source does not compile.
+    writes. `fault`: the reason for which it writes no chat, not even one user's turn with a system turn, tools or
+    without; "" if it does. `special_tokens` (`bos_token`, ...) are passed as variables. `now` is the clock of
+    `strftime_now`. A rendering may write `max_chars` characters and take `max_s` seconds. Raises ModelError when the
+    source does not compile.
     """
 
     def __init__(
@@ -81,7 +86,9 @@ class ChatTemplate:
                 f"the chat template in {name}{line} is broken: {one_line(error)}; give another with `chat_template`"
             ) from error
         self._reasoning_keys = [key for key in _REASONING_KEYS if re.search(rf"\.{key}\b|\[['\"]{key}['\"]\]", source)]
+        self.fault = ""
         self._content_format = self._probe_content_format()
+        self.fault = self._probe_fault()
         self.traits = self._probe_traits()
         self.literal_text = self._render_literal_text() + self.traits.probed
 
@@ -121,23 +128,26 @@ class ChatTemplate:
     def _run(self, variables: Mapping[str, Any]) -> str:
         try:
             return self._collect({**self._special_tokens, **variables})
-        except _RaisedByTemplate as error:
-            raise TemplateRefusal(
-                f"the model's chat template refuses this: {one_line(error)}", param="messages"
-            ) from None
-        except jinja2.exceptions.SecurityError as error:
-            raise InvalidRequest(
-                f"the chat template in {self.name} does what is not allowed ({one_line(error)}): start the server with "
-                "another",
-                param="messages",
-            ) from None
-        except (InvalidRequest, MemoryError):
+        except MemoryError:
             raise
         except Exception as error:
-            cause = f"{type(error).__name__}: {one_line(error)}"
-            raise TemplateRefusal(
-                f"the model's chat template can't write these messages ({cause})", param="messages"
-            ) from error
+            raise self._explained(error) from (error if _is_unexpected(error) else None)
+
+    def _explained(self, error: Exception) -> InvalidRequest:
+        """Return the request's error for what a rendering raised."""
+        kind = TemplateRefusal if _may_take_another_form(error) else InvalidRequest
+        if self.fault:
+            return kind(f"the model's chat template {_fault(error)}: {NO_CHATS_CURE}")
+        if isinstance(error, InvalidRequest):
+            return error
+        if isinstance(error, jinja2.exceptions.SecurityError):
+            doing = f"does what is not allowed ({one_line(error)})"
+            message = f"the chat template in {self.name} {doing}: start the server with another"
+        elif isinstance(error, _RaisedByTemplate):
+            message = f"the model's chat template refuses this: {_cause(error)}"
+        else:
+            message = f"the model's chat template can't write these messages ({_cause(error)})"
+        return kind(message, param="messages")
 
     def _collect(self, variables: Mapping[str, Any]) -> str:
         chunks, size = [], 0
@@ -159,6 +169,23 @@ class ChatTemplate:
         if not takes_parts:
             return ContentFormat.TEXT
         return ContentFormat.EITHER if word in text else ContentFormat.PARTS
+
+    def _probe_fault(self) -> str:
+        """Find out whether some chat of one user's turn can be written, and why not."""
+        first: Exception | None = None
+        for turns, tools in least_chats():
+            messages = [_normalize_content(turn, i, self._content_format) for i, turn in enumerate(turns)]
+            own = {"messages": messages, "tools": tools, "documents": None, "add_generation_prompt": True}
+            try:
+                self._collect({**self._special_tokens, **own})
+                return ""
+            except MemoryError:
+                raise
+            except Exception as error:
+                first = first or error
+                if not _may_take_another_form(error):
+                    break
+        return "" if first is None else _fault(first)
 
     def _probe_traits(self) -> TemplateTraits:
         def render(turns: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None) -> str:
@@ -207,13 +234,44 @@ class ChatTemplate:
             return ""
 
 
+def _may_take_another_form(error: Exception) -> bool:
+    return not isinstance(error, (InvalidRequest, jinja2.exceptions.SecurityError))
+
+
+def _is_unexpected(error: Exception) -> bool:
+    return _may_take_another_form(error) and not isinstance(error, _RaisedByTemplate)
+
+
+def _cause(error: Exception) -> str:
+    """Return why a rendering ended, without what a client could do about it."""
+    if isinstance(error, InvalidRequest):
+        return error.message.partition(";")[0]
+    if isinstance(error, jinja2.exceptions.SecurityError):
+        return f"it does what is not allowed: {one_line(error)}"
+    return one_line(error) if isinstance(error, _RaisedByTemplate) else f"{type(error).__name__}: {one_line(error)}"
+
+
+def _fault(error: Exception) -> str:
+    return f"can't write even one user's turn ({_cause(error).rstrip('.')})"
+
+
 def find_template(files: FolderConfig, override: Path | None) -> ChatTemplate | None:
     """Return the first of `override`, chat_template.jinja, tokenizer_config.json, chat_template.json; None if none.
 
-    Raises ConfigError when `override` can't be read, ModelError when a template is broken.
+    Warns of one that refuses every chat. Raises ConfigError when `override` can't be read, ModelError when a template
+    is broken.
     """
     found = _source(files, override)
-    return ChatTemplate(found[1], name=found[0], special_tokens=files.special_tokens()) if found else None
+    if found is None:
+        return None
+    template = ChatTemplate(found[1], name=found[0], special_tokens=files.special_tokens())
+    if template.fault:
+        log.warning(
+            "the chat template in %s %s: chats are refused; give another with --chat-template",
+            template.name,
+            template.fault,
+        )
+    return template
 
 
 def _source(files: FolderConfig, override: Path | None) -> tuple[str, str] | None:
@@ -227,7 +285,7 @@ def _source(files: FolderConfig, override: Path | None) -> tuple[str, str] | Non
         ("tokenizer_config.json", files.tokenizer),
         ("chat_template.json", read_object(files.folder / "chat_template.json")),
     ):
-        if source := _select_template(values.get("chat_template")):
+        if source := _select_template(values.get("chat_template"), name):
             return name, source
     return None
 
@@ -239,13 +297,28 @@ def _read(path: Path) -> str:
         raise ModelError(f"can't read {path}: {error}; fetch the file again") from error
 
 
-def _select_template(value: Any) -> str | None:
-    """Return the template of a `chat_template` field, a string or a list of named templates; None if there is none."""
-    if not isinstance(value, list):
-        return value if isinstance(value, str) else None
-    named = {t.get("name"): t.get("template") for t in value if isinstance(t, Mapping)}
-    found = named.get("default") or (next(iter(named.values())) if len(named) == 1 else None)
-    return found if isinstance(found, str) else None
+def _select_template(value: Any, name: str) -> str | None:
+    """Return the template of a `chat_template` field, a text or several with names; None if there is none. Warns
+    of a field of another type. `name` is that of its file."""
+    if value is None or isinstance(value, str):
+        return value
+    named = value if isinstance(value, Mapping) else _named(value) if isinstance(value, list) else None
+    if named is None or not all(isinstance(source, str) for source in named.values()):
+        log.warning(
+            "chat_template in %s is %s, which is neither a template nor a list of named ones: it is ignored; fetch the "
+            "file again, or give a template with --chat-template",
+            name,
+            one_line(repr(value), 60),
+        )
+        return None
+    return named.get("default") or (next(iter(named.values())) if len(named) == 1 else None)
+
+
+def _named(entries: Sequence[Any]) -> dict[str, Any] | None:
+    """Return the templates of a list by their names; None if an entry is none."""
+    if not all(isinstance(entry, Mapping) and isinstance(entry.get("name"), str) for entry in entries):
+        return None
+    return {entry["name"]: entry.get("template") for entry in entries}
 
 
 def _normalize_content(message: Mapping[str, Any], index: int, content: ContentFormat) -> dict[str, Any]:

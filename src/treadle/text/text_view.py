@@ -22,8 +22,9 @@ class TextView:
     `vocabulary`: the model's size, which may exceed the tokenizer's. `context`: in tokens. `bytes_per_token`: measured
     on a small mixed sample, for estimates only. `longest_token`: in bytes. `default_sampling`: valid values of
     generation_config.json. `stop_strings`: strings that end an answer in a chat. `special_ids`: hidden in answers.
-    `named_ids`: ids of special tokens by text. `prefix`: ids that the tokenizer puts before a text. `formats`: of tool
-    calls and reasoning. `images`: how the model sees images; None for `no_images`, the reason.
+    `named_ids`: ids of special tokens by text. `no_chats`: the reason for which chats are refused, "" if they are not.
+    `prefix`: ids that the tokenizer puts before a text. `formats`: of tool calls and reasoning. `images`: how the model
+    sees images; None for `no_images`, the reason.
     """
 
     folder: Path
@@ -39,7 +40,7 @@ class TextView:
     longest_token: int
     model_type: str
     architectures: tuple[str, ...]
-    has_template: bool
+    no_chats: str
     token_decoder: TokenDecoder = field(repr=False)
     prefix: tuple[int, ...]
     formats: AnswerFormats

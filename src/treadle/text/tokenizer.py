@@ -20,7 +20,7 @@ from .images.prompt import ImageForm, ImageTexts, PlacedImage, images_of
 from .past_calls import PastCallWriter
 from .special_tokens import GuardedChat, Separator, SpecialTokenGuard
 from .template_traits import TemplateTraits
-from .templates import ChatTemplate, TemplateRefusal, find_template
+from .templates import NO_CHATS_CURE, ChatTemplate, TemplateRefusal, find_template
 from .text_view import TextView
 from .token_decoder import ByteTokenDecoder, TokenDecoder
 from .turn_forms import forms
@@ -28,6 +28,7 @@ from .window_decoder import WindowTokenDecoder
 
 MAX_VOCABULARY = 1 << 22
 _NAME_CHARS = 256
+NO_TEMPLATE = "this model has no chat template"
 NO_LAYOUTS: Mapping[bytes, Layout] = {}
 _ENOUGH = 2.0  # contexts of text to tokenize first, if the prompt looks over twice as long
 _SPARE = 16
@@ -127,7 +128,7 @@ class TextModel(TextView):
             longest_token=_longest_token(token_decoder, range(max(ceiling, vocabulary))),
             model_type=str(files.config.get("model_type", ""))[:_NAME_CHARS],
             architectures=files.architectures(),
-            has_template=template is not None,
+            no_chats=_no_chats(template),
             token_decoder=token_decoder,
             prefix=_tokens_before_text(tokenizer),
             formats=formats,
@@ -199,10 +200,7 @@ class TextModel(TextView):
         Raises InvalidRequest when there is no template.
         """
         if self.chat_template is None:
-            raise InvalidRequest(
-                "this model has no chat template: use /v1/completions, or start the server with --chat-template FILE",
-                param="messages",
-            )
+            raise InvalidRequest(f"{NO_TEMPLATE}: {NO_CHATS_CURE}", param="messages")
         return self.chat_template.render(
             messages,
             add_generation_prompt=add_generation_prompt,
@@ -306,6 +304,13 @@ class TextModel(TextView):
 
 def _no_place_for_images() -> TemplateRefusal:
     return TemplateRefusal("the model's chat template does not write these images: send fewer", param="messages")
+
+
+def _no_chats(template: ChatTemplate | None) -> str:
+    """Return the reason for which chats are refused; "" if they are not."""
+    if template is None:
+        return NO_TEMPLATE
+    return template.fault and f"the chat template in {template.name} {template.fault}"
 
 
 def _open(path: Path) -> Tokenizer:

@@ -29,10 +29,12 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 class ListsModels(ThreadingHTTPServer):
-    """A server with /v1/models. `key` is what it asks for, `cards` what it lists, `status` what it answers with."""
+    """A server with /v1/models. `key` is what it asks for, `cards` what it lists, `status` what it answers with,
+    `raw` the bytes that it answers with in place of all this."""
 
     key = ""
     status = 200
+    raw = b""
     cards: Any = ({"id": "org/model", "max_model_len": 65536},)
 
     def __init__(self) -> None:
@@ -44,6 +46,9 @@ class Models(BaseHTTPRequestHandler):
     server: ListsModels
 
     def do_GET(self) -> None:
+        if self.server.raw:
+            self.wfile.write(self.server.raw)
+            return
         given = self.headers.get("Authorization", "").removeprefix("Bearer ")
         status = 401 if self.server.key and given != self.server.key else self.server.status
         body = json.dumps({"data": list(self.server.cards)} if self.path == "/v1/models" else {}).encode()

@@ -234,7 +234,23 @@ def test_an_odd_server_is_named(
         run("codex", "--url", server.url, *arguments)
 
 
-@pytest.mark.parametrize("url", ["ftp://x", "http://", "http://h/?a=1"])
+@pytest.mark.parametrize(
+    ("raw", "says"),
+    [
+        (b"\0\0\x12\x04\0\0\0\0\0\0\x03\x7f", "answers, but not as an HTTP server .* its gRPC port"),
+        (b"HTTP/1.1 200 OK\r\nX: " + b"a" * 70_000, "answers, but not as an HTTP server"),
+        (b"HTTP/1.1 200 OK\r\n\r\n<html>", "/v1/models answers with no list of models"),
+        (b'HTTP/1.1 200 OK\r\n\r\n{"data": 5}', "/v1/models answers with no list of models"),
+        (b"HTTP/1.1 200 OK\r\n\r\n" + b"[" * 200_000, "/v1/models answers with no list of models"),
+    ],
+)
+def test_what_is_no_server_of_models_is_named(raw: bytes, says: str, home: Path, server: ListsModels) -> None:
+    server.raw = raw
+    with pytest.raises(ConnectError, match=f"{server.url}.*{says}"):
+        run("codex", "--url", server.url)
+
+
+@pytest.mark.parametrize("url", ["ftp://x", "http://", "http://h/?a=1", "h:99999", "h:x", "http://[::1", "a b"])
 def test_a_url_that_is_none_is_refused(url: str, home: Path) -> None:
     with pytest.raises(ConfigError, match="is no address"):
         run("codex", "--url", url)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import urllib.error
 import urllib.request
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit
 
 from ...environment import KEY_VARIABLE
 from ...errors import ConfigError
+from ...host_names import server_of
 from ...installation import command
 from .errors import ConnectError
 
@@ -55,11 +56,10 @@ class Server:
 
 def root_of(url: str) -> str:
     """Return the server's root for a URL with or without /v1. Raises ConfigError."""
-    given = url if "://" in url else f"http://{url}"
-    parts = urlsplit(given)
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+    parts = server_of(url, ("http", "https"))
+    if parts is None or parts.query or parts.fragment:
         raise ConfigError(f"--url '{url}' is no address of a server: give one such as http://127.0.0.1:8000")
-    return given.rstrip("/").removesuffix("/v1").rstrip("/")
+    return parts.geturl().rstrip("/").removesuffix("/v1").rstrip("/")
 
 
 def ask(url: str, model: str | None, key: str | None) -> Server:
@@ -89,12 +89,26 @@ def _models(root: str, key: str | None) -> list[Any]:
     request = urllib.request.Request(f"{root}/v1/models", headers=headers)
     try:
         with _DIRECT.open(request, timeout=_TIMEOUT_S) as answer:
-            data = json.loads(answer.read(_MAX_BYTES))["data"]
+            body = answer.read(_MAX_BYTES)
     except urllib.error.HTTPError as error:
         raise _refusal(root, error.code, key) from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except OSError as error:
         raise _no_answer(root, error) from None
-    return data if isinstance(data, list) else []
+    except (http.client.HTTPException, ValueError) as error:
+        raise ConnectError(
+            f"{root} answers, but not as an HTTP server ({type(error).__name__}): is this its gRPC port? Give that of "
+            "HTTP with --url"
+        ) from None
+    try:
+        data = json.loads(body)["data"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        data = None
+    if not isinstance(data, list):
+        raise ConnectError(
+            f"{root}/v1/models answers with no list of models: is this the address of a server of models? Give its "
+            "own with --url"
+        )
+    return data
 
 
 def _refusal(root: str, status: int, key: str | None) -> ConnectError:

@@ -6,7 +6,6 @@ import asyncio
 import socket
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -32,6 +31,7 @@ from .guard import KeyGuard
 from .interceptor import Interceptor
 from .log_filter import LOGGER, LogFilter
 from .model_info import WorkerInfo
+from .tls import credentials
 
 LEAST_PING_S = 10.0
 HANDSHAKE_S = 20.0
@@ -83,12 +83,12 @@ class RpcServer:
         reflection.enable_server_reflection([*services, health.SERVICE, reflection.SERVICE_NAME], self._server)
 
     async def start(self) -> str:
-        """Listen, and return the URL. Raises ConfigError if the address can't be bound or a TLS file can't be read."""
+        """Listen, and return the URL. Raises ConfigError if the address can't be bound or a TLS file can't be used."""
         settings = self._settings
         host, port = settings.grpc_host or settings.host, settings.grpc_port or 0
         await asyncio.to_thread(_check_address, host, port)
         LOGGER.addFilter(self._lines)
-        tls = _credentials(settings)
+        tls = await asyncio.to_thread(credentials, settings)
         self.port = self._bind(host, port, tls)
         await self._server.start()
         self._census = asyncio.create_task(ConnectionCensus(self._connections).run(self.port), name="treadle-census")
@@ -173,20 +173,3 @@ def _options(settings: Settings, max_connections: int | None, calls: int) -> Seq
         ("grpc.experimental.tcp_max_read_chunk_size", READ_BYTES),
         ("grpc.so_reuseport", 0),
     )
-
-
-def _credentials(settings: Settings) -> Any:
-    """Return TLS credentials from the settings' PEM files; None if they name none. Raises ConfigError for files that
-    can't be read."""
-    if settings.grpc_cert is None or settings.grpc_key is None:
-        return None
-    roots = None if settings.grpc_client_ca is None else _read("grpc_client_ca", settings.grpc_client_ca)
-    pair = (_read("grpc_key", settings.grpc_key), _read("grpc_cert", settings.grpc_cert))
-    return grpc.ssl_server_credentials([pair], roots, require_client_auth=roots is not None)
-
-
-def _read(setting: str, path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise ConfigError(f"`{setting}` {path} can't be read: {error.strerror}", param=setting) from error

@@ -198,6 +198,6 @@ def test_text_stands_out_from_its_ground(ink: str, paper: str, dark: bool) -> No
 async def test_a_model_without_a_chat_template_is_not_asked_to_chat() -> None:
     async with front() as f:
         assert f.texts.loaded is not None
-        f.texts.loaded = replace(f.texts.loaded, chat_template=None, has_template=False)
+        f.texts.loaded = replace(f.texts.loaded, chat_template=None, no_chats="this model has no chat template")
         page = Page((await home(f)).body.decode())
         assert page.code[1].startswith("curl http://localhost/v1/completions")

@@ -95,9 +95,9 @@ class Home:
         return Snippets(self._model, self._key_needed, self._chats(), root)
 
     def _chats(self) -> bool:
-        """Whether the model can chat: False if it is known to have no chat template."""
+        """Whether the model can chat: False if it is known to have no chat template that does."""
         try:
-            return self._served.text().has_template
+            return not self._served.text().no_chats
         except EngineUnavailable:
             return True
 
