@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
@@ -14,11 +15,13 @@ import msgspec
 import pytest
 from llguidance import LLTokenizer
 
+from tests.support.aio import in_loop
 from tests.support.eagle_models import make_eagle
 from tests.support.tiny import make_tiny
 from treadle import installation
 from treadle.compose.checks import require_grpc, require_installed
 from treadle.compose.owner import owner_of, owner_spec, runner_factory
+from treadle.compose.waiting import in_background
 from treadle.config import Settings
 from treadle.errors import ModelError, StartFailed
 from treadle.grammar.vocabulary import VocabularyThread
@@ -52,6 +55,20 @@ TOKENIZER = {
     "decoder": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True},
     "model": {"type": "BPE", "vocab": TOKENS, "merges": []},
 }
+
+
+@in_loop
+async def test_a_background_task_that_fails_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    async def fails() -> None:
+        raise ArithmeticError("gone")
+
+    left = in_background(asyncio.sleep(100), "treadle-left", "what is left")
+    await asyncio.wait([in_background(fails(), "treadle-made-up", "following the made-up file")])
+    left.cancel()
+    await asyncio.gather(left, return_exceptions=True)
+    (line,) = caplog.records
+    assert line.getMessage().startswith("following the made-up file has failed, and stays away until")
+    assert line.exc_info is not None
 
 
 def test_what_settings_say_of_the_cache_reaches_the_runner_in_the_child(

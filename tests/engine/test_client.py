@@ -36,10 +36,11 @@ from treadle.core.statistics import (
 )
 from treadle.core.virtual_queue import Arrival
 from treadle.engine import deaths as deaths_module
+from treadle.engine import generation as generation_module
 from treadle.engine import supervisor as supervisor_module
 from treadle.engine.admission import EXPECTED_COMPLETION, USUAL_COMPLETION, AdmissionLimits
 from treadle.engine.client import EngineClient
-from treadle.engine.generation import MAX_UNREAD_TOKENS, Delta, Generation
+from treadle.engine.generation import MAX_DELTA_TOKENS, Delta, Generation, max_unread_tokens
 from treadle.engine.reservation import Reservation
 from treadle.engine.status import status_of
 from treadle.engine.timeouts import Timeouts
@@ -110,8 +111,8 @@ class Scene:
             rows=rows, prompt_tokens=prompt, completion_tokens=completion, kind="chat", tag="req-1"
         )
 
-    def submit(self, reservation: Reservation, rows: int = 1) -> list[Generation]:
-        return reservation.submit([Submit(id="", prompt=(1, 2, 3), max_tokens=5)] * rows)
+    def submit(self, reservation: Reservation, rows: int = 1, **fields: Any) -> list[Generation]:
+        return reservation.submit([Submit(id="", prompt=(1, 2, 3), max_tokens=5, **fields)] * rows)
 
     def say(self, *outputs: Output) -> None:
         self.owner.say(StepReport(step=1, outputs=outputs, statistics=EngineStatistics(steps=1)))
@@ -799,13 +800,17 @@ async def test_scores_of_a_prompt_merge_like_tokens_and_come_once():
     await scene.client.stop()
 
 
+@pytest.mark.parametrize("top", [None, 0, 2])
 @in_loop
-async def test_a_reader_that_stalls_is_cancelled_once_its_buffer_is_full():
-    """Issue 2, 7: a bounded buffer, then its request is cancelled."""
+async def test_a_reader_whose_unread_tokens_take_too_much_memory_is_cancelled_once(monkeypatch, top):
+    """Issue 2, 7: a bounded buffer, then its request is cancelled. Log-probabilities take the most memory."""
+    monkeypatch.setattr(generation_module, "MAX_UNREAD_BYTES", 4000)
     scene = await Scene().begin()
+    most = max_unread_tokens(top)
+    assert most == {None: 100, 0: 33, 2: 11}[top]
     with scene.reserve() as reservation:
-        (generation,) = scene.submit(reservation)
-        scene.admit(generation, tokens=(1,) * MAX_UNREAD_TOKENS)
+        (generation,) = scene.submit(reservation, logprobs=top)
+        scene.admit(generation, tokens=(1,) * most)
         cancels = [message for message in scene.owner.sent if isinstance(message, Cancel)]
         assert cancels == []
         for _ in range(2):
@@ -813,9 +818,39 @@ async def test_a_reader_that_stalls_is_cancelled_once_its_buffer_is_full():
         cancels = [message for message in scene.owner.sent if isinstance(message, Cancel)]
         assert cancels == [Cancel(id=generation.id, reason=CancelReason.STALLED)]
         scene.finish(generation, FinishReason.CANCELLED, code="stalled")
-        with pytest.raises(ReaderStalled):
+        with pytest.raises(ReaderStalled, match="reads its answer too slowly"):
             await read(generation)
     assert scene.free
+    await scene.client.stop()
+
+
+def test_a_pause_of_minutes_costs_no_answer():
+    """Time decides how long a reader may pause, and the front has the clock. The answer of a large context fits."""
+    assert max_unread_tokens(None) > 500_000
+    assert max_unread_tokens(20) > 10_000
+
+
+@in_loop
+async def test_a_reader_that_catches_up_lets_others_run_between_the_parts():
+    scene = await Scene().begin()
+    with scene.reserve() as reservation:
+        (generation,) = scene.submit(reservation, logprobs=0)
+        tokens = tuple(range(2 * MAX_DELTA_TOKENS + 1))
+        scores = tuple(TokenLogprob(logprob=-float(token)) for token in tokens)
+        scene.admit(generation, tokens=tokens, logprobs=scores, prompt_logprobs=scores[:1])
+        scene.finish(generation)
+        turns: list[int] = []
+        loop = asyncio.get_running_loop()
+        deltas: list[Delta] = []
+        async for delta in generation:
+            deltas.append(delta)
+            loop.call_soon(turns.append, len(deltas))
+        assert turns == [1, 2]
+        assert [len(delta.tokens) for delta in deltas] == [MAX_DELTA_TOKENS, MAX_DELTA_TOKENS, 1]
+        assert sum((delta.tokens for delta in deltas), ()) == tokens
+        assert sum((delta.logprobs for delta in deltas), ()) == scores
+        assert [delta.prompt_logprobs for delta in deltas] == [scores[:1], (), ()]
+        assert [delta.finish is None for delta in deltas] == [True, True, False]
     await scene.client.stop()
 
 

@@ -14,9 +14,10 @@ from tests.support.owners import WAIT_S, FakeOwner, settle
 from treadle.core.forecast import FIRST_GUESS_S
 from treadle.core.messages import Cancel, CancelReason, FinishReason, Output, Submit, TokenLogprob
 from treadle.engine import deaths as deaths_module
+from treadle.engine import generation as generation_module
 from treadle.engine import queue_timeout as waits_module
 from treadle.engine import supervisor as supervisor_module
-from treadle.engine.generation import MAX_UNREAD_TOKENS, Generation
+from treadle.engine.generation import Generation, max_unread_tokens
 from treadle.engine.replay import in_flight
 from treadle.engine.status import status_of
 from treadle.engine.timeouts import Timeouts
@@ -311,11 +312,12 @@ async def test_cancels_during_an_outage_are_honoured_at_once():
 
 
 @in_loop
-async def test_a_reader_that_stalled_does_not_come_back():
+async def test_a_reader_that_stalled_does_not_come_back(monkeypatch):
+    monkeypatch.setattr(generation_module, "MAX_UNREAD_BYTES", 4000)
     scene = await Scene().begin()
     with scene.reserve() as reservation:
         (generation,) = reservation.submit([ask(1)])
-        scene.admit(generation, tokens=(1,) * (MAX_UNREAD_TOKENS + 1))
+        scene.admit(generation, tokens=(1,) * (max_unread_tokens(None) + 1))
         assert ids(await another(scene, KILL)) == []
     assert scene.free
     await scene.client.stop()

@@ -84,6 +84,36 @@ def test_tokens_a_minute_are_charged_as_they_are_known() -> None:
     assert it.usage().tokens == 700
 
 
+def test_what_is_known_before_the_end_is_charged_once() -> None:
+    clock = Clock()
+    it = account(clock, tokens_per_minute=600)
+    line = record()
+    with it.serve(line, rows=1, tokens=500, clock=clock) as settle:
+        line.prompt_tokens, line.completion_tokens = 450, 50
+        for _ in range(2):
+            settle()
+            assert it.headers(clock.now)[1] == (b"x-ratelimit-remaining-tokens", b"100")
+        line.completion_tokens = 60
+    assert it.headers(clock.now)[1] == (b"x-ratelimit-remaining-tokens", b"90")
+
+
+def test_what_was_charged_before_a_refusal_is_given_back() -> None:
+    clock = Clock()
+    it = account(clock, tokens_per_minute=600)
+    line = record()
+
+    def refused() -> None:
+        with it.serve(line, rows=1, tokens=20, clock=clock) as settle:
+            line.prompt_tokens = 30
+            settle()
+            raise Busy("no place")
+
+    with pytest.raises(Busy):
+        refused()
+    assert it.headers(clock.now)[1] == (b"x-ratelimit-remaining-tokens", b"600")
+    assert it.usage().tokens == 0
+
+
 def test_a_prompt_longer_than_a_minutes_worth_is_served_once_the_bucket_is_full() -> None:
     clock = Clock()
     it = account(clock, tokens_per_minute=10)

@@ -51,6 +51,9 @@ def test_a_key_has_its_scopes_and_limits() -> None:
         ('[keys."ü"]', "can't name a key"),
         (f"[keys.{'a' * 65}]", "can't name a key"),
         ("[keys.api-key]", "is the name of the key of --api-key"),
+        (ALICE + f"max_running = {'1' * 5000}", "holds a value that can't be read, such as a number of thousands of"),
+        (ALICE + f"max_running = 0x{'f' * 9000}", "from 1 to 1000000000000, not a number of thousands of digits"),
+        (ALICE + f"scopes = [0x{'f' * 9000}]", "scopes must be a list of use and admin, not a number of thousands"),
     ],
 )
 def test_a_wrong_file_says_where_and_what(text: str, says: str) -> None:

@@ -85,6 +85,38 @@ async def test_a_broken_file_changes_nothing_and_is_told_once(tmp_path: Path, ca
 
 
 @in_loop
+async def test_what_fails_in_any_other_way_changes_nothing_and_the_file_is_read_again_later(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "keys.toml"
+    add(path, Key("alice", digest(b"a")))
+    source = KeySource(None, path)
+    remove(path, "alice")
+    add(path, Key("bob", digest(b"b")))
+    looks: list[int] = []
+
+    async def fails_twice(work: Callable[[], tuple[Key, ...] | None]) -> tuple[Key, ...] | None:
+        looks.append(1)
+        if len(looks) <= 2:
+            assert source.ring.find(b"a") is not None
+            raise ArithmeticError("no digits left")
+        return work()
+
+    async def sleep(_: float) -> None:
+        await asyncio.sleep(0)
+
+    task = asyncio.create_task(source.watch(fails_twice, sleep))
+    while source.ring.find(b"b") is None and not task.done():
+        await asyncio.sleep(0)
+    assert (task.done(), source.ring.find(b"a")) == (False, None)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    errors = [record for record in caplog.records if record.levelname == "ERROR"]
+    assert [record.exc_info is not None for record in errors] == [True], "told once, with its place"
+    assert errors[0].getMessage().endswith(f"until it is mended: {path}: ArithmeticError: no digits left")
+
+
+@in_loop
 async def test_a_file_that_comes_back_as_it_was_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Without a line the error before would be the log's last word."""
     caplog.set_level("INFO")

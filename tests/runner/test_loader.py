@@ -555,6 +555,27 @@ def test_a_fault_of_the_device_is_not_called_one_of_the_weights(tmp_path: Path) 
         _raise(tmp_path, "no such tensor")
 
 
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"TMPDIR": "/none", "TMP": "/tmp"}, "TMPDIR is /none: set TMPDIR to a folder that exists"),
+        ({"TMP": "/none"}, "TMP is /none: set TMPDIR to"),
+        ({}, "TMPDIR is not set, which means /tmp: set TMPDIR to"),
+    ],
+)
+def test_a_missing_folder_of_temporary_files_is_not_called_broken_weights(
+    tmp_path: Path, given: dict[str, str], told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("TMPDIR", "TMP", "TEMP", "TEMPDIR"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    for fault in ("temp_directory_path: No such file or directory", "cannot create directories: Not a directory [/x]"):
+        with pytest.raises(ModelError, match=f"MLX has no folder .*{told}") as raised:
+            _raise(tmp_path, f"filesystem error: {fault}")
+        assert "download" not in raised.value.message
+
+
 def _raise(folder: Path, message: str) -> None:
     with model_errors(folder):
         raise RuntimeError(message)

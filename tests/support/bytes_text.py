@@ -41,15 +41,18 @@ def bytes_text(
 
 
 class InlinePool:
-    """Pool that runs jobs at once, unless `gate` holds them up."""
+    """Pool that runs jobs at once, unless `gate` holds them up. `grammars` are those that the jobs were said to
+    check."""
 
     def __init__(self, texts: BytesTexts) -> None:
         self.gate: Callable[[], Any] | None = None
         self.runs = 0
+        self.grammars: list[bytes] = []
         self._texts = texts
 
     async def run(self, job: str, params: bytes, payload: bytes = b"", **bounds: Any) -> bytes:
         self.runs += 1
+        self.grammars.append(bounds.get("grammar", b""))
         if self.gate is not None:
             await self.gate()
         return JOBS[job](self._texts.model(), params, payload, lambda stage: None)
@@ -60,10 +63,12 @@ class BytesTexts:
         self.pool = InlinePool(self)
         self.loaded = model
         self.trouble = ""
+        self.restarting = False
+        self.back_s = 2.0
 
     def model(self) -> TextModel:
         if self.loaded is None:
-            raise EngineUnavailable("the model is loading", retry_after_s=2.0)
+            raise EngineUnavailable("the model is loading", retry_after_s=self.back_s)
         return self.loaded
 
     def statistics(self) -> dict[str, Any]:

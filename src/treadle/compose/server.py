@@ -23,7 +23,7 @@ from .engine import engine_for
 from .images import check_image_hosts, image_service
 from .sockets import listen
 from .texts import TextWorkers
-from .waiting import aside, first, until
+from .waiting import aside, first, in_background, until
 
 if TYPE_CHECKING:
     from ..fronts.authentication import Authenticator
@@ -45,13 +45,13 @@ LOADING_GRACE_S = 0.5  # a child that loads has nothing to unwind
 
 class ServerReporter(Protocol):
     """Receiver of a server's progress, shown to a person. `stage` and `transfer` may be called from other threads;
-    `transfer` comes four times a second while a model is downloaded."""
+    `transfer` comes four times a second while a model is downloaded. `no_chats`: see `TextView`."""
 
     def listening(self, reach: Reach) -> None: ...
     def stage(self, stage: str) -> None: ...
     def transfer(self, transfer: Transfer) -> None: ...
     def ready(
-        self, reach: Reach, name: str, can: Capabilities, sampling: Mapping[str, float], load_s: float
+        self, reach: Reach, name: str, can: Capabilities, sampling: Mapping[str, float], load_s: float, no_chats: str
     ) -> None: ...
     def draining(self, running: int, drain_s: float) -> None: ...
     def stopped(self) -> None: ...
@@ -111,8 +111,8 @@ class Server:
         sock = listen(settings.host, settings.port)
         parts = self._build(authenticator, Telemetry(log_client=settings.log_client, watchdog=self._watchdog))
         serving = asyncio.create_task(parts.web.serve([sock]), name="treadle-web")
-        watching = asyncio.create_task(parts.telemetry.run(), name="treadle-telemetry")
-        reading = asyncio.create_task(authenticator.keys.watch(aside), name="treadle-keys")
+        watching = in_background(parts.telemetry.run(), "treadle-telemetry", "sampling for metrics and logs")
+        reading = in_background(authenticator.keys.watch(aside), "treadle-keys", "following the keys file")
         try:
             await self._serve(parts, sock.getsockname()[1], shutdown, serving)
         finally:
@@ -237,7 +237,7 @@ class Server:
         if self._watchdog is not None:
             self._watchdog.ready()
         load_s = time.monotonic() - began
-        self._reporter.ready(reach, model.name, engine.capabilities, text.default_sampling, load_s)
+        self._reporter.ready(reach, model.name, engine.capabilities, text.default_sampling, load_s, text.no_chats)
 
     async def _locate(self, engine: EngineClient, texts: TextWorkers) -> ModelFolder:
         """Find or download the model while the text workers start, and hold its folder."""

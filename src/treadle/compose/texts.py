@@ -29,6 +29,7 @@ class LocalTexts:
     folder or prompt can take any time and memory of this process."""
 
     trouble = ""
+    restarting = False
 
     def __init__(self) -> None:
         self.pool = LocalPool(self.model)
@@ -99,6 +100,10 @@ class TextWorkers:
     @property
     def trouble(self) -> str:
         return self.pool.unavailable_reason
+
+    @property
+    def restarting(self) -> bool:
+        return self.pool.is_restarting
 
     def statistics(self) -> dict[str, Any]:
         return self.pool.statistics()

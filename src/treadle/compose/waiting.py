@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from typing import Any, TypeVar
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -49,3 +52,15 @@ async def until(work: Any, shutdown: asyncio.Event, serving: asyncio.Task[None])
         for task in (working, stopping):
             task.cancel()
         await asyncio.gather(working, stopping, return_exceptions=True)
+
+
+def in_background(work: Coroutine[Any, Any, None], name: str, does: str) -> asyncio.Task[None]:
+    """Run `work` as a task that nobody awaits until the server ends. If it fails, log that what it `does` has ended."""
+
+    def on_done(task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("%s has failed, and stays away until the server is started again", does, exc_info=error)
+
+    task = asyncio.create_task(work, name=name)
+    task.add_done_callback(on_done)
+    return task

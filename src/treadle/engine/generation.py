@@ -12,7 +12,12 @@ import msgspec
 from ..core.messages import CancelReason, Finish, FinishReason, Output, Submit, TokenLogprob, WaitReason
 from ..errors import Busy, InvalidGrammar, ReaderStalled, RequestCancelled, ServerStopping, TreadleError, from_code
 
-MAX_UNREAD_TOKENS = 4096
+MAX_UNREAD_BYTES = 32 << 20
+"""Limit of the memory that unread tokens of one sequence take, about."""
+TOKEN_BYTES = 40
+LOGPROB_BYTES = 80
+TOP_BYTES = 116  # each (token id, logprob)
+MAX_DELTA_TOKENS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +39,10 @@ class Delta:
 class Generation:
     """A live sequence on the event loop, with one reader.
 
-    Unread deltas are merged; with more than MAX_UNREAD_TOKENS unread tokens the reader has stalled, and the request is
-    cancelled. A generation outlives the engine that computes it: `resume` returns the request with which the next
-    engine continues from `generated`.
+    Unread deltas are merged, up to MAX_DELTA_TOKENS in one: the event loop has others to serve while a reader catches
+    up. How long a reader may pause is the front's to decide; here the request is cancelled where unread tokens take
+    more than MAX_UNREAD_BYTES. A generation outlives the engine that computes it: `resume` returns the request with
+    which the next engine continues from `generated`.
     """
 
     def __init__(
@@ -67,6 +73,7 @@ class Generation:
         self._scored = 0  # prompt log-probabilities received so far
         self._cached_reported = False
         self._cancel = cancel
+        self._max_unread = max_unread_tokens(request.logprobs)
         self._tokens: list[int] = []
         self._logprobs: list[TokenLogprob] = []
         self._prompt_logprobs: list[TokenLogprob] = []
@@ -122,8 +129,12 @@ class Generation:
             while not (self._has_delta or self.ended):
                 await self._next_change()
             delta = self._take_delta()
+            has_more = bool(self._tokens)
             if delta.tokens or self._error is None:
                 yield delta
+            if has_more:
+                await asyncio.sleep(0)
+                continue
             if self._error is not None and not self._tokens:
                 raise self._error
             if delta.finish is not None:
@@ -167,7 +178,7 @@ class Generation:
         self.track(output)
         if output.finish is not None:
             self._finish_with(output.finish)
-        elif len(self._tokens) > MAX_UNREAD_TOKENS:
+        elif len(self._tokens) > self._max_unread:
             self.cancel(CancelReason.STALLED)
         self._has_delta = True
         self._wake.set()
@@ -210,24 +221,29 @@ class Generation:
             self._error.param = self.request.constraint.param or None
 
     def _take_delta(self) -> Delta:
-        finish = self._finish if self._error is None else None
+        tokens, logprobs = self._tokens[:MAX_DELTA_TOKENS], self._logprobs[:MAX_DELTA_TOKENS]
+        del self._tokens[:MAX_DELTA_TOKENS], self._logprobs[:MAX_DELTA_TOKENS]
+        self._has_delta = bool(self._tokens)
+        finish = self._finish if self._error is None and not self._tokens else None
         delta = Delta(
-            tokens=tuple(self._tokens),
-            logprobs=tuple(self._logprobs),
+            tokens=tuple(tokens),
+            logprobs=tuple(logprobs),
             prompt_logprobs=tuple(self._prompt_logprobs),
             prompt_tokens_done=self.prompt_tokens_done,
             cached_tokens=self.cached_tokens,
             finish=finish,
         )
-        self._tokens.clear()
-        self._logprobs.clear()
         self._prompt_logprobs.clear()
-        self._has_delta = False
         return delta
 
     async def _next_change(self) -> None:
         self._wake.clear()
         await self._wake.wait()
+
+
+def max_unread_tokens(logprobs: int | None) -> int:
+    """Return how many tokens of a request fit into MAX_UNREAD_BYTES; `logprobs` is the request's."""
+    return MAX_UNREAD_BYTES // (TOKEN_BYTES + (0 if logprobs is None else LOGPROB_BYTES + TOP_BYTES * logprobs))
 
 
 def _error_of(finish: Finish) -> TreadleError | None:
@@ -238,7 +254,10 @@ def _error_of(finish: Finish) -> TreadleError | None:
         case FinishReason.EXPIRED:
             return Busy("the server is busy: no slot came free within the time a request may wait")
         case FinishReason.CANCELLED if finish.code == CancelReason.STALLED:
-            return ReaderStalled("the client stopped reading its stream")
+            return ReaderStalled(
+                "the client reads its answer too slowly: the server keeps no more of it unread; read it faster, or ask "
+                "for fewer tokens or log-probabilities"
+            )
         case FinishReason.CANCELLED if finish.code == CancelReason.SHUTDOWN:
             return ServerStopping("the server is stopping")
         case FinishReason.CANCELLED:

@@ -30,11 +30,12 @@ from enum import StrEnum
 
 from ..core.messages import Failed, FromOwner, JobDone, Loading, Ping, Ready, StepReport, Stop, Stopped, ToOwner
 from ..errors import EngineDied, EngineUnavailable, ServerStopping, StartFailed
+from ..outage import Outage
 from .deaths import Cause, Death, Deaths
 from .engine_events import EngineEvents
 from .handle import KILLED, Launch, OwnerHandle, ends_within
 from .heartbeat import Heartbeat
-from .timeouts import Outage, Timeouts
+from .timeouts import Timeouts
 
 log = logging.getLogger(__name__)
 

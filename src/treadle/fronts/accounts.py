@@ -1,15 +1,16 @@
 """Accounts of API keys: their use of the server, and their limits.
 
 Requests and tokens are token buckets that hold one minute's worth and refill steadily. A request is charged for its
-prompt when it is admitted, and for its answer when it ends. Tokens may thus go below zero: the key waits until they are
-above again, and a prompt longer than a minute's worth is served once the bucket is full. A request that the server
-refused before it ran gets everything back; one that its client cancelled is charged for the tokens that were computed.
+prompt when it is admitted, and for its answer when it ends; for a whole answer before that is written, so that its
+headers tell what is left. Tokens may thus go below zero: the key waits until they are above again, and a prompt longer
+than a minute's worth is served once the bucket is full. A request that the server refused before it ran gets everything
+back; one that its client cancelled is charged for the tokens that were computed.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -100,18 +101,27 @@ class Account:
             raise self._refuse(f"has used its {limits.tokens_per_minute} tokens a minute", wait_s)
 
     @contextlib.contextmanager
-    def serve(self, record: RequestRecord, *, rows: int, tokens: int, clock: Any, prompts: int = 1) -> Iterator[None]:
+    def serve(
+        self, record: RequestRecord, *, rows: int, tokens: int, clock: Any, prompts: int = 1
+    ) -> Iterator[Callable[[], None]]:
         """Context manager that charges a request: one request and about `tokens` for its prompt at the beginning, the
-        rest of its use at the end. If the block raises one of REFUSALS, and no sequence of it ran (`record.ran`),
-        nothing is charged. Raises like `check`."""
+        rest of its use at the end. It gives a function that charges what `record` tells so far. If the block raises one
+        of REFUSALS, and no sequence of it ran (`record.ran`), nothing is charged. Raises like `check`."""
         now = clock()
         self.check(now, rows, prompts)
         self._running += rows
         self.ids.add(record.public_id)
         self._charge(1, tokens, now)
-        served = 1
+        served, charged = 1, tokens
+
+        def settle() -> None:
+            nonlocal charged
+            used = record.prompt_tokens + record.completion_tokens
+            self._charge(0, used - charged, clock())
+            charged = used
+
         try:
-            yield
+            yield settle
         except REFUSALS:
             served = int(record.ran)
             raise
@@ -121,7 +131,7 @@ class Account:
             self._requests_seen += served
             self._tokens_seen += used
             self.ids.discard(record.public_id)
-            self._charge(served - 1, used - tokens, clock())
+            self._charge(served - 1, used - charged, clock())
 
     def headers(self, now: float) -> Headers:
         """Return `x-ratelimit-*` headers as OpenAI sends them; none for a key without such limits."""

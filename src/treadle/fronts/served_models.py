@@ -40,6 +40,11 @@ class Texts(Protocol):
         """Reason why no text work can be done now, though the model is loaded; empty while it can."""
         ...
 
+    @property
+    def restarting(self) -> bool:
+        """Whether `model` raises though the model was loaded: its processes are started again."""
+        ...
+
     def statistics(self) -> dict[str, Any]:
         """Plain values for `/v1/status`."""
         ...
@@ -121,7 +126,9 @@ class ServedModel:
             try:
                 self.texts.model()
             except EngineUnavailable as error:
-                return replace(health, ready=False, state="starting", reason=error.message)
+                state = "restarting" if self.texts.restarting else "starting"
+                back_s = error.retry_after_s
+                return replace(health, ready=False, state=state, reason=error.message, retry_after_s=back_s)
             if self.texts.trouble:
                 return replace(health, ready=False, state=BLOCKED, reason=self.texts.trouble)
         return health

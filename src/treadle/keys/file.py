@@ -27,6 +27,7 @@ MAX_KEYS = 1000
 LIMITS = ("requests_per_minute", "tokens_per_minute", "max_running")
 FIELDS = ("sha256", "scopes", *LIMITS)
 MAX_LIMIT = 10**12
+ENDLESS = "a number of thousands of digits"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 HEADER = re.compile(r"\s*\[\s*keys\s*\.\s*[\"']?([A-Za-z0-9_-]+)[\"']?\s*\]\s*(?:#.*)?")
 
@@ -43,6 +44,8 @@ def parse(text: str, source: str) -> tuple[Key, ...]:
         whole = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise ConfigError(f"{source} is not valid TOML: {error}", param="api_keys") from error
+    except ValueError as error:
+        raise _error(source, f"holds a value that can't be read, such as {ENDLESS}: correct it") from error
     tables = whole.pop("keys", {})
     if whole or not isinstance(tables, dict):
         raise _error(source, f"holds '{next(iter(whole), 'keys')}': it may hold tables [keys.NAME] alone")
@@ -154,7 +157,7 @@ def _parse_sha256(table: Mapping[str, Any], where: str, source: str) -> bytes:
 def _parse_scopes(table: Mapping[str, Any], where: str, source: str) -> frozenset[Scope]:
     given = table.get("scopes", ["use"])
     if not isinstance(given, list) or not given or not all(scope in [*Scope] for scope in given):
-        raise _error(source, f"{where} scopes must be a list of {' and '.join(Scope)}, not {given!r}"[:200])
+        raise _error(source, f"{where} scopes must be a list of {' and '.join(Scope)}, not {_shown(given)}"[:200])
     scopes = frozenset(map(Scope, given))
     return frozenset(Scope) if Scope.ADMIN in scopes else scopes
 
@@ -163,7 +166,7 @@ def _parse_limit(table: Mapping[str, Any], name: str, where: str, source: str) -
     given = table.get(name)
     if given is None or (isinstance(given, int) and not isinstance(given, bool) and 1 <= given <= MAX_LIMIT):
         return given
-    raise _error(source, f"{where} {name} must be a whole number from 1 to {MAX_LIMIT}, not {given!r}"[:200])
+    raise _error(source, f"{where} {name} must be a whole number from 1 to {MAX_LIMIT}, not {_shown(given)}"[:200])
 
 
 def _check_distinct(keys: tuple[Key, ...], source: str) -> None:
@@ -172,6 +175,13 @@ def _check_distinct(keys: tuple[Key, ...], source: str) -> None:
         other = names.setdefault(key.sha256, key.name)
         if other != key.name:
             raise _error(source, f"'{other}' and '{key.name}' are the same key: give each name its own")
+
+
+def _shown(value: Any) -> str:
+    try:
+        return repr(value)
+    except ValueError:  # Python writes no whole number of so many digits
+        return ENDLESS
 
 
 def _error(source: str | Path, fault: str) -> ConfigError:

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from ..errors import ConfigError, spell
+from ..errors import ConfigError, one_line, spell
 from .file import read
 from .ring import Key, Keyring, single_key
 
@@ -38,18 +38,26 @@ class KeySource:
             await self.reload_if_changed(run_blocking)
 
     async def reload_if_changed(self, run_blocking: RunBlocking) -> None:
-        """Reload the file if it has changed. If it is unreadable or malformed, log an error and keep the old keys."""
+        """Reload the file if it has changed. If it is unreadable or malformed, or reading it fails in any other way,
+        log an error and keep the old keys."""
         try:
             keys = await run_blocking(self._read_if_changed)
         except ConfigError as error:
-            if error.message != self._last_error:
-                self._last_error = error.message
-                why = spell(error.message, {"api_keys": "the keys file"})
-                log.error("the keys file can't be used, so the keys read before stay valid until it is mended: %s", why)
+            self._report(spell(error.message, {"api_keys": "the keys file"}))
+            return
+        except Exception as error:
+            self._report(f"{self._path}: {type(error).__name__}: {one_line(error)}", error)
             return
         if keys is not None:
             self._last_error = ""
             self._replace_keys(keys)
+
+    def _report(self, why: str, error: Exception | None = None) -> None:
+        """Log why the file can't be used, once until that changes; `error` with its traceback."""
+        if why != self._last_error:
+            self._last_error = why
+            told = "the keys file can't be used, so the keys read before stay valid until it is mended: %s"
+            log.error(told, why, exc_info=error)
 
     def _replace_keys(self, keys: tuple[Key, ...]) -> None:
         before = {key.name for key in self.ring} - {key.name for key in self._single}

@@ -15,6 +15,7 @@ from tests.support.aio import in_loop
 from tests.support.asgi import Client
 from treadle.core.messages import Submit
 from treadle.engine.quarantine import Quarantine, quarantined
+from treadle.fronts import accounts as accounts_module
 from treadle.fronts.auth_throttle import MOST_WRONG
 from treadle.fronts.authentication import Authenticator
 from treadle.keys import ALL, Key, KeyLimits, digest
@@ -123,6 +124,30 @@ async def test_a_key_for_use_sees_its_own_requests_alone(keys: Path) -> None:
             assert stream.task is not None
             await asyncio.gather(stream.task, return_exceptions=True)
         await settle()
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": "hi"}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}], "n": 2, "temperature": 1}),
+        ("/v1/responses", {"input": "hi", "model": "m"}),
+    ],
+)
+@in_loop
+async def test_a_whole_answer_tells_what_its_own_tokens_leave(
+    path: str, body: dict[str, object], mixed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(accounts_module, "MINUTE_S", 1e12)  # nothing refills meanwhile
+    async with front(api_keys=mixed) as f:
+        answer = await f.post(path, body, headers=key("few"))
+        assert answer.status == 200, answer.json
+        usage = answer.json["usage"]
+        used = usage["total_tokens"]
+        assert used > usage.get("prompt_tokens", usage.get("input_tokens")) > 0
+        assert answer.headers["x-ratelimit-remaining-tokens"] == str(1000 - used)
+        (told,) = (await f.get("/v1/status", headers=key("few"))).json["keys"]
+        assert told["tokens"] == used, "and is charged once"
 
 
 @in_loop

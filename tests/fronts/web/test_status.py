@@ -52,6 +52,16 @@ async def test_health_is_not_ready_before_the_tokenizer_is_loaded() -> None:
 
 
 @in_loop
+async def test_while_the_text_processes_restart_health_and_requests_tell_the_same_time() -> None:
+    async with front() as f:
+        f.texts.loaded, f.texts.restarting, f.texts.back_s = None, True, 7.0
+        ready = await f.get("/health/ready")
+        assert (ready.status, ready.json["state"]) == (503, "restarting")
+        assert ready.headers["retry-after"] == (await f.chat()).headers["retry-after"] == "7"
+        assert 'treadle_engine_state{state="restarting"} 1.0' in (await f.get("/metrics")).body.decode()
+
+
+@in_loop
 async def test_status_answers_while_the_engine_does_nothing() -> None:
     """D3, A2: the owner does not step at all here."""
     async with front(forever, pump=False) as f:

@@ -10,6 +10,7 @@ from tests.fronts.web.server import forever, front
 from tests.support.aio import in_loop
 from tests.support.asgi import post
 from treadle.core.messages import CancelReason
+from treadle.engine import generation as generation_module
 from treadle.errors import ReaderStalled
 from treadle.fronts.web.errors import ClientLeft
 from treadle.fronts.web.sse import EventStream, while_connected
@@ -63,6 +64,41 @@ async def test_the_engine_learns_that_the_reader_stalled() -> None:
         assert client.task is not None
         await client.task
         assert generation.cancelled is CancelReason.STALLED
+
+
+@pytest.mark.parametrize(
+    ("path", "ends"),
+    [
+        (CHAT, b'data: {"error":'),
+        ("/v1/messages", b"event: error\n"),
+        ("/v1/responses", b"event: response.failed\n"),
+        ("/api/chat", b'{"error":"the client reads its answer too slowly'),
+    ],
+)
+@in_loop
+async def test_a_reader_that_is_too_far_behind_gets_an_error_where_it_reads_again(
+    path: str, ends: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The connection can still take bytes: it is not cut in mid-body."""
+    monkeypatch.setattr(generation_module, "MAX_UNREAD_BYTES", 20 * generation_module.TOKEN_BYTES)
+    body = {"/v1/responses": {"input": "hi", "stream": True}, "/v1/messages": {**LONG, "max_tokens": 500}}.get(
+        path, LONG
+    )
+    async with front(forever, pump=False, stall_s=3600.0, keepalive_s=3600.0) as f:
+        client = post(path, {**body, "model": "m"}).start(f.app)
+        await f.step(10)
+        (generation,) = f.engine.dispatch.generations
+        client.readable.clear()
+        await f.step(40)
+        assert generation.cancelled is CancelReason.STALLED
+        client.readable.set()
+        await f.step(2)
+        assert client.task is not None
+        await client.task
+        assert (client.status, client.aborted) == (200, False)
+        assert ends in client.body
+        assert b"the client reads its answer too slowly" in client.body[client.body.rindex(ends) :]
+        assert f.idle()
 
 
 class Wire:

@@ -18,6 +18,7 @@ from ...core.refusals import Refusal
 from ...engine.generation import Generation
 from ...engine.reservation import Reservation
 from ...errors import Busy, RequestCancelled
+from ...telemetry.access_log import RequestRecord
 from ...text import StopSet, TextStream, TextView
 from ...text.answer_stream import AnswerStream
 from ...text.formats.reader import ReaderSetup
@@ -31,15 +32,22 @@ from .request import GenerationRequest, Registration
 
 class Choices:
     """The choices of a request that was admitted: all choices of the first prompt, then of the second. `params` are
-    the validated parameters."""
+    the validated parameters. `charge` charges the request's key for what `record` tells."""
 
     def __init__(
-        self, choices: Sequence[Choice], params: ValidatedRequest, reservation: Reservation, prompt_tokens: int
+        self,
+        choices: Sequence[Choice],
+        params: ValidatedRequest,
+        reservation: Reservation,
+        record: RequestRecord,
+        charge: Callable[[], None],
     ) -> None:
         self.params = params
         self._choices = choices
         self._reservation = reservation
-        self._prompt_tokens = prompt_tokens
+        self._record = record
+        self._charge = charge
+        self._prompt_tokens = record.prompt_tokens
 
     def __len__(self) -> int:
         return len(self._choices)
@@ -55,6 +63,13 @@ class Choices:
         """End all choices that still live: the request's own timeout is over."""
         for choice in self._choices:
             choice.expire()
+
+    def settle(self) -> None:
+        """Fill in the request's record, and charge its key, as far as the answer has come."""
+        self._record.completion_tokens = self.generated_tokens
+        self._record.cached_tokens = self.cached_tokens
+        self._record.skipped_tokens = self.skipped_tokens
+        self._charge()
 
     @property
     def usage(self) -> Usage:
@@ -118,17 +133,15 @@ async def begin(
     request.caller.check_priority(params.priority)
     with rename_params(request.spellings):
         life = _Life(model, request, with_stops(params, text, request), limits, text, clock, draw_seed)
-        with life.reserved() as (reservation, registration):
-            choices = await life.start_in_time(reservation, registration)
+        with life.reserved() as (reservation, registration, charge):
+            choices = await life.start_in_time(reservation, registration, charge)
             timer = life.expire_in_time(choices)
             try:
                 yield choices
             finally:
                 if timer is not None:
                     timer.cancel()
-                request.record.completion_tokens = choices.generated_tokens
-                request.record.cached_tokens = choices.cached_tokens
-                request.record.skipped_tokens = choices.skipped_tokens
+                choices.settle()
 
 
 def with_stops(params: ValidatedRequest, text: TextView, request: GenerationRequest) -> ValidatedRequest:
@@ -154,9 +167,10 @@ class _Life:
     held: Held | None = None
 
     @contextmanager
-    def reserved(self) -> Iterator[tuple[Reservation, Registration | None]]:
-        """The request's registration, charge and place, for as long as the block runs."""
+    def reserved(self) -> Iterator[tuple[Reservation, Registration | None, Callable[[], None]]]:
+        """The request's place, registration and charge, for as long as the block runs."""
         request, params, record = self.request, self.params, self.request.record
+        account = request.caller.account
         size = request.prompts.size(self.text, self.limits)
         prompts = len(request.prompts)
         record.public_id, record.rows = request.id, params.n * prompts
@@ -165,7 +179,7 @@ class _Life:
         )
         with (
             register as registration,
-            request.caller.account.serve(record, rows=record.rows, tokens=size, clock=self.clock, prompts=prompts),
+            account.serve(record, rows=record.rows, tokens=size, clock=self.clock, prompts=prompts) as charge,
             self.model.engine.reserve(
                 rows=record.rows,
                 prompt_tokens=size * params.n,
@@ -178,18 +192,20 @@ class _Life:
             ) as reservation,
         ):
             try:
-                yield reservation, registration
+                yield reservation, registration, charge
             finally:
                 if self.held is not None:
                     self.held.release()
 
-    async def start_in_time(self, reservation: Reservation, registration: Registration | None) -> Choices:
+    async def start_in_time(
+        self, reservation: Reservation, registration: Registration | None, charge: Callable[[], None]
+    ) -> Choices:
         """Return what `start` does. Raises Busy where the request's own timeout is over before."""
         if self.params.timeout_s is None:
-            return await self.start(reservation, registration)
+            return await self.start(reservation, registration, charge)
         try:
             async with asyncio.timeout(self._left_s(self.params.timeout_s)):
-                return await self.start(reservation, registration)
+                return await self.start(reservation, registration, charge)
         except TimeoutError:
             for _ in range(self.request.record.rows):
                 self.model.engine.gate.refuse(Refusal.WAIT_OVER)
@@ -207,7 +223,9 @@ class _Life:
     def _left_s(self, timeout_s: float) -> float:
         return max(0.0, timeout_s - (self.clock() - self.request.record.started))
 
-    async def start(self, reservation: Reservation, registration: Registration | None) -> Choices:
+    async def start(
+        self, reservation: Reservation, registration: Registration | None, charge: Callable[[], None]
+    ) -> Choices:
         """Tokenize and submit; returns once the scheduler has admitted the first sequence."""
         record = self.request.record
         submits, reader = await (self._submits() if registration is None else registration.preparing(self._submits))
@@ -226,7 +244,7 @@ class _Life:
         finally:
             record.ran = any(generation.runs for generation in generations)
         record.wait_s = generations[0].wait_s
-        return Choices(choices, self.params, reservation, record.prompt_tokens)
+        return Choices(choices, self.params, reservation, record, charge)
 
     async def _submits(self) -> tuple[list[Submit], ReaderSetup | None]:
         request, limits = self.request, self.limits

@@ -211,7 +211,9 @@ class _AnswerWriter:
     async def _whole(self, send: Send) -> None:
         wholes = [WholeChoice() for _ in self.choices]
         await together(_collect(choice, whole) for choice, whole in zip(self.choices, wholes, strict=True))
-        await send_json(send, 200, await self._json(wholes, self.choices.usage))
+        body = await self._json(wholes, self.choices.usage)
+        self.choices.settle()  # the headers tell what the key has left
+        await send_json(send, 200, body)
 
     async def _json(self, wholes: Sequence[WholeChoice], usage: Usage) -> bytes:
         entries = sum(len(whole.entries) + len(whole.prompt_logprobs) for whole in wholes)
@@ -243,9 +245,9 @@ class _AnswerWriter:
                 await together(self._forward(choice, stream, writer) for choice in self.choices)
                 last = writer.end(self.choices.usage)
             await stream.end(last)
-        except ReaderStalled:
-            raise
         except TreadleError as error:
+            if stream.dropped:
+                raise
             self.record.error = error.code
             await stream.end(writer.error(error, self.choices.usage))
         except Exception:

@@ -72,7 +72,7 @@ async def _end(*tasks: asyncio.Task[None]) -> None:
 class EventStream:
     """A stream of events to one client. `write` may be called by several tasks: each event is sent whole.
 
-    `on_stall` is called as soon as the client is found not to read, before its connection is dropped.
+    `on_stall` is called as soon as the client is found not to read, before its connection is `dropped`.
     """
 
     def __init__(
@@ -93,6 +93,7 @@ class EventStream:
         self._framing = framing
         self._quiet_since = 0.0
         self.opened = False
+        self.dropped = False
 
     @contextlib.asynccontextmanager
     async def open(self) -> AsyncIterator[None]:
@@ -135,6 +136,7 @@ class EventStream:
                 await self._send(message)
         except TimeoutError:
             self._on_stall()
+            self.dropped = True
             self._abort()
             raise ReaderStalled(f"the client has not read for {self._stall_s:g} s") from None
 

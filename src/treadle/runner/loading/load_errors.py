@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -40,8 +41,11 @@ _UNKNOWN_KEY = re.compile(r"to_quantized\(\) got an unexpected keyword argument 
 _REQUIRED = re.compile(r"(?:Args|Config)\.__init__\(\) missing \d+ required positional arguments?: (.*)")
 _UNKNOWN_SCALING = re.compile(r"Unsupported RoPE type (.+)")
 _DEVICE_FAULT = re.compile(r"\bcu(da)?[A-Z]\w+\(.*failed|illegal memory access|misaligned address", re.IGNORECASE)
+_NO_FOLDER = re.compile(r"^filesystem error\b")  # of MLX, for what it compiles; weights are read otherwise
 _AGAIN = "download it again, or use another model"
 _OTHER_VERSION = "use a version in MLX's layout, such as one of mlx-community, or one that is not quantized"
+
+_NONE_PACKED = ": no tensor is packed in that format (if they are plain, remove quantization_config from config.json)"
 
 
 @contextlib.contextmanager
@@ -67,12 +71,23 @@ def model_errors(folder: Path, library: MlxLm | None = None) -> Iterator[None]:
                 f"the device failed while {folder} was loaded and tried: {one_line(error)}; start again with `kernels` "
                 "off (--kernels off), which uses MLX's operations alone"
             ) from error
+        if _NO_FOLDER.search(str(error)):
+            raise ModelError(
+                f"MLX has no folder for the code that it compiles: {one_line(error)}; {_temporary_folder()}: "
+                "set TMPDIR to a folder that exists and can be written"
+            ) from error
         config = read_config(folder)
         if "bad_cast" in str(error) and (found := too_large(config) or doubtful(config, _types(config, library))):
             raise ModelError(f"{folder} can't be loaded: {_broken(found)}") from error
         raise ModelError(f"the weights in {folder} can't be read: {one_line(error)}; download them again") from error
     except Exception as error:
         raise ModelError(f"{folder} can't be loaded: {_explained(error, folder, library)}") from error
+
+
+def _temporary_folder() -> str:
+    """Where C++ has the folder of temporary files from."""
+    given = next((name for name in ("TMPDIR", "TMP", "TEMP", "TEMPDIR") if os.environ.get(name)), None)
+    return "TMPDIR is not set, which means /tmp" if given is None else f"{given} is {os.environ[given]}"
 
 
 def _types(config: Mapping[str, Any], library: MlxLm | None) -> Mapping[str, Any]:
@@ -103,7 +118,8 @@ def _explained(error: Exception, folder: Path, library: MlxLm | None) -> str:
     defaults = {} if library is None else library.default_numbers(config)
     how = _disagreement(str(error), config, causes, defaults)
     if isinstance(error, (ValueError, UnboundLocalError, KeyError)) and (stored := foreign_format(config)):
-        detail = how.removesuffix(f"; {_AGAIN}") or f": {line}"
+        other = _NONE_PACKED if isinstance(error, UnboundLocalError) else f": {line}"
+        detail = how.removesuffix(f"; {_AGAIN}") or other
         return f"mlx-lm does not read its weights, which another program quantized ({stored}){detail}; {_OTHER_VERSION}"
     if isinstance(error, ValueError) and how:
         return f"its weights and its config.json do not agree{how}"

@@ -56,6 +56,11 @@ class ForkServerProcess:
     def pid(self) -> int | None:
         return None if self._process is None else self._process.pid
 
+    @property
+    def loaded(self) -> bool:
+        """Whether it has loaded the model, and can fork."""
+        return self._reading is not None
+
     async def start(self) -> None:
         """Start the process; returns before its imports have finished."""
         self._process, self._channel = await start_child("treadle.text.work.fork_server", _environment())
@@ -94,11 +99,13 @@ class ForkServerProcess:
         code = self._process.returncode
         if code == -signal.SIGPROF:
             return f"took more than {stage.cpu_s:g} s of processor time: use another model"
+        if code == -signal.SIGKILL:
+            return "was killed (SIGKILL), as the kernel's out-of-memory killer does: free memory, and start again"
         return f"broke down ({_signal_name(-code) if code else 'no exit code'}): use another model"
 
     async def fork(self, number: int) -> tuple[int, Channel]:
-        """Fork a worker and return its process id and socket. Raises OSError or EOFError when the fork server has ended
-        or can't fork. A fork server that does not answer within FORK_S seconds is killed."""
+        """Fork a worker and return its process id and socket. The fork server must be `loaded`; if it does not answer
+        within FORK_S seconds it is killed. Raises OSError or EOFError when it has ended or can't fork."""
         ours, theirs = socket.socketpair()
         forked = self._forked[number] = asyncio.get_running_loop().create_future()
         try:
