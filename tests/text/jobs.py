@@ -70,6 +70,12 @@ def hold(model: Any, params: bytes, payload: bytes, enter: Enter) -> bytes:
     return b"held"
 
 
+def check(model: Any, params: bytes, payload: bytes, enter: Enter) -> bytes:
+    """Check a grammar until the file `payload` exists."""
+    enter(COMPILING)
+    return hold(model, params, payload, enter)
+
+
 def grow(model: Any, params: bytes, payload: bytes, enter: Enter) -> bytes:
     """Leak 80 MB."""
     globals().setdefault("kept", []).append(b"x" * (80 << 20))
@@ -91,7 +97,7 @@ def warn_often(model: Any, params: bytes, payload: bytes, enter: Enter) -> bytes
     raise ContextLengthExceeded("too long", param="messages")
 
 
-_ALL = (pid, echo, spin, compile_for_ever, eat, refuse, panic, die, hold, grow, warn, warn_often)
+_ALL = (pid, echo, spin, compile_for_ever, eat, refuse, panic, die, hold, check, grow, warn, warn_often)
 JOBS = {job.__name__: job for job in _ALL}
 
 

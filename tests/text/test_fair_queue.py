@@ -61,5 +61,16 @@ def test_the_newest_item_of_the_tenant_with_the_most_is_displaced() -> None:
         queue.take()
 
 
+def test_items_that_do_not_fit_are_passed() -> None:
+    queue: FairQueue[str] = FairQueue()
+    for tenant, item in [("a", "a1"), ("a", "a2"), ("b", "b1"), ("c", "c2")]:
+        queue.put(tenant, item, 100)
+    assert queue.take(lambda item: item.endswith("2")) == "a2"
+    assert queue.take(lambda item: item.endswith("2")) == "c2"
+    with pytest.raises(IndexError):
+        queue.take(lambda item: item.endswith("2"))
+    assert taken(queue) == ["b1", "a1"]
+
+
 def taken(queue: FairQueue[str]) -> list[str]:
     return [queue.take() for _ in range(len(queue))]

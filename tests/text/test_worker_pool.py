@@ -106,7 +106,7 @@ def test_the_server_spells_every_token_as_the_tokenizer_does(tmp_path: Path, kin
             for text in builders.CORPUS:
                 encoded = model.encode(text)
                 assert view.decode(encoded) == model.decode(encoded)
-            names = ("context", "eos_token_ids", "special_ids", "prefix", "named_ids", "longest_token", "has_template")
+            names = ("context", "eos_token_ids", "special_ids", "prefix", "named_ids", "longest_token", "no_chats")
             assert [getattr(view, name) for name in names] == [getattr(model, name) for name in names]
 
     run(main)
@@ -174,6 +174,72 @@ def test_a_broken_limit_is_refused_with_advice_for_its_stage(folder: Path, monke
                 await pool.run("compile_for_ever", b"")
             with pytest.raises(InvalidRequest, match=r"on this request: send fewer or shorter messages"):
                 await pool.run("spin", b"")
+
+    run(main)
+
+
+def test_a_grammar_that_broke_a_limit_is_refused_without_work(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(item_module, "MIN_CPU_S", 0.3)
+
+    async def main() -> None:
+        async with pool_of(folder) as pool:
+            for _ in range(3):
+                with pytest.raises(InvalidRequest, match=r"of processor time on this request: use a smaller schema"):
+                    await pool.run("compile_for_ever", b"", grammar=b"bad")
+            assert pool.counters.killed.total() == 1
+            queued = [asyncio.create_task(pool.run("compile_for_ever", b"", grammar=b"worse")) for _ in range(3)]
+            ended = await asyncio.gather(*queued, return_exceptions=True)
+            assert [type(error) for error in ended] == [InvalidRequest] * 3
+            assert pool.counters.killed.total() == 2
+            with pytest.raises(InvalidRequest, match="send fewer or shorter messages"):
+                await pool.run("spin", b"", grammar=b"good")
+            assert await pool.run("echo", b"", b"x", grammar=b"good") == b"x"
+
+    run(main)
+
+
+def test_new_grammars_leave_a_worker_to_others(folder: Path, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with pool_of(folder, workers=2) as pool:
+            gate = tmp_path / "open"
+            checks = [asyncio.create_task(pool.run("check", b"", bytes(gate), grammar=b"%d" % i)) for i in range(3)]
+            await until(lambda: pool.statistics()["pending"] == 3, "the checks are queued")
+            assert pool.statistics()["idle"] == 1
+            assert await pool.run("echo", b"", b"x") == b"x"
+            gate.touch()
+            assert await asyncio.gather(*checks) == [b"held"] * 3
+
+            gate.unlink()
+            known = [asyncio.create_task(pool.run("check", b"", bytes(gate), grammar=b"1")) for _ in range(2)]
+            await until(lambda: pool.statistics()["idle"] == 0, "checks that passed before run everywhere")
+            gate.touch()
+            await asyncio.gather(*known)
+
+    run(main)
+
+
+def test_a_grammar_that_was_not_reached_is_still_new(folder: Path, tmp_path: Path) -> None:
+    """A job whose prompt has images asks for them before it comes to its grammar."""
+
+    async def main() -> None:
+        async with pool_of(folder, workers=2) as pool:
+            gate = tmp_path / "open"
+            await pool.run("echo", b"", b"x", grammar=b"1")
+            checks = [asyncio.create_task(pool.run("check", b"", bytes(gate), grammar=b"1")) for _ in range(2)]
+            await until(lambda: pool.statistics()["pending"] == 2, "the checks are queued")
+            assert pool.statistics()["idle"] == 1
+            gate.touch()
+            await asyncio.gather(*checks)
+
+    run(main)
+
+
+def test_a_single_worker_checks_grammars_too(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "open").touch()
+
+    async def main() -> None:
+        async with pool_of(folder) as pool:
+            assert await pool.run("check", b"", bytes(tmp_path / "open"), grammar=b"1") == b"held"
 
     run(main)
 
@@ -368,6 +434,86 @@ def test_the_fork_server_is_started_again_and_work_goes_on(folder: Path) -> None
                 await until(lambda: not any(map(alive, old["worker_pids"])), "the old workers went with it")
 
     run(main)
+
+
+def test_while_the_fork_server_restarts_its_expected_end_comes_nearer(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+    loading = ForkServerProcess.load
+
+    def back_s(pool: WorkerPool) -> float | None:
+        with pytest.raises(EngineUnavailable) as caught:
+            pool.view()
+        assert pool.is_restarting
+        return caught.value.retry_after_s
+
+    async def main() -> None:
+        nonlocal now
+        go = asyncio.Event()
+
+        async def load(self: ForkServerProcess, *arguments: Any) -> Any:
+            await go.wait()
+            return await loading(self, *arguments)
+
+        async with pool_of(folder, clock=lambda: now) as pool:
+            assert not pool.is_restarting
+            pool._load_s = 8.0
+            monkeypatch.setattr(ForkServerProcess, "load", load)
+            os.kill(pool.statistics()["pid"], signal.SIGKILL)
+            await until(lambda: pool.is_restarting, "its end is noticed")
+            assert back_s(pool) == 8.0
+            now += 5.0
+            assert back_s(pool) == 3.0
+            assert pool._busy("it is full").retry_after_s == 3.0
+            now += 13.0
+            assert back_s(pool) == 10.0, "as long again as it is late"
+            go.set()
+            await until(lambda: not pool.is_restarting, "it is back")
+            pool.view()
+
+    run(main)
+
+
+def test_a_worker_that_is_lost_while_the_fork_server_loads_is_no_more_than_replaced(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fork server that has not loaded the model answers no order to fork: it would be taken for hung."""
+    loading = ForkServerProcess.load
+
+    async def main() -> None:
+        async with pool_of(folder, workers=2) as pool:
+            refills: list[asyncio.Task[None]] = []
+
+            async def load(self: ForkServerProcess, *arguments: Any) -> Any:
+                loads = asyncio.create_task(loading(self, *arguments))
+                await asyncio.sleep(0)  # the order to load goes first
+                refills.append(asyncio.create_task(pool._refill()))
+                return await loads
+
+            monkeypatch.setattr(ForkServerProcess, "load", load)
+            os.kill(pool.statistics()["pid"], signal.SIGKILL)
+            await until(lambda: refills and not pool.unavailable_reason, "it is back")
+            await asyncio.gather(*refills)
+            found = pool.statistics()
+            assert (found["workers"], found["killed"], found["restarts"]) == (2, {}, 1)
+
+    run(main)
+
+
+def test_a_fork_server_that_is_killed_while_it_loads_does_not_blame_the_model(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    starting = ForkServerProcess.start
+
+    async def start(self: ForkServerProcess) -> None:
+        await starting(self)
+        self.kill()
+
+    monkeypatch.setattr(ForkServerProcess, "start", start)
+    said = refusal(folder)
+    assert "starting the text processes was killed (SIGKILL)" in said or "could not be started" in said
+    assert "another model" not in said
 
 
 def test_a_fork_server_that_hangs_is_killed_and_started_again(

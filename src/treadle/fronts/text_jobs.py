@@ -10,11 +10,13 @@ import logging
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
 from ..errors import ContextLengthExceeded, InvalidRequest
+from ..text.formats.base import NONE
 from ..text.images import ImageSource, Layout
 from ..text.images.anchors import expanded
 from ..text.images.prompt import ImagesNeeded, PlacedImage, with_sources
@@ -51,9 +53,10 @@ class TextJobRunner(Protocol):
         parsed: int = 0,
         tokenized: int = 0,
         least_cpu_s: float = 0.0,
+        grammar: bytes = b"",
     ) -> bytes:
         """Return the result of a job, by its name. `parsed` and `tokenized` are the bytes of JSON and of text that it
-        reads."""
+        reads; `grammar` is that of `grammar_of`."""
         ...
 
 
@@ -226,6 +229,13 @@ def about_param(param: str) -> Iterator[None]:
         raise
 
 
+def grammar_of(options: AnswerOptions) -> bytes:
+    """Return a digest of what a request's grammar is made from; b"" where it has none."""
+    if options.output is None and (not options.tools or options.choice.mode == NONE):
+        return b""
+    return blake2b(_encode(msgspec.structs.replace(options, prediction=None)), digest_size=16).digest()
+
+
 @contextlib.contextmanager
 def about_grammar(options: AnswerOptions | None) -> Iterator[None]:
     """Name the field that asks for a grammar in refusals of one that broke a limit of its worker. None: the request's
@@ -285,7 +295,8 @@ async def tokenize_text(
     payload = text.encode("utf-8", "surrogatepass")
     given = _encode(TextParams(limits.context, param, options=options))
     with about_grammar(options):
-        data = await pool.run("text", given, payload, tenant=tenant, tokenized=len(payload))
+        checked = grammar_of(options)
+        data = await pool.run("text", given, payload, tenant=tenant, tokenized=len(payload), grammar=checked)
     return prompts_of(decode_tokenized(data), params, limits, param)
 
 
@@ -305,8 +316,11 @@ async def tokenize_messages(
     payload = _encode(turns)
     size = len(payload) + len(given.options.prediction or ()) + IMAGE_BYTES * len(given.layouts)
     with about_grammar(given.options):
+        checked = grammar_of(given.options)
         return decode_tokenized(
-            await pool.run("messages", _encode(given), payload, tenant=tenant, parsed=size, tokenized=size)
+            await pool.run(
+                "messages", _encode(given), payload, tenant=tenant, parsed=size, tokenized=size, grammar=checked
+            )
         )
 
 
@@ -327,7 +341,7 @@ async def prepare_options(
     given = _encode(TextParams(limits.context, "", options=options))
     with about_grammar(options):
         job, ids = "rendered" if rendered else "options", array("I", prompt).tobytes()
-        data = await pool.run(job, given, ids, tenant=tenant, parsed=len(given))
+        data = await pool.run(job, given, ids, tenant=tenant, parsed=len(given), grammar=grammar_of(options))
     return decode_tokenized(data).prepared
 
 

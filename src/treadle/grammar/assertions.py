@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import re
 from typing import Any
 
-from . import keywords
 from .formats import NATIVE, PATTERNS, REFUSED
+from .instances import Instances
 from .numbers import EXACT
 from .patterns import check_pattern
 from .places import Node, below, refusal
@@ -82,38 +81,16 @@ def _without_lookahead(pattern: str) -> list[str]:
     return [f"^{pattern[found.end() :]}", f"[^{found[1]}]"] if found else [pattern]
 
 
-def values(source: dict[str, Any], place: str) -> dict[str, Any]:
-    """Return an enum of the values that enum, const and type all allow, and the limits of strings and numbers."""
-    values = source.get("enum", [source["const"]] if "const" in source else [])
-    if "const" in source:
-        values = [value for value in values if _same(value, source["const"])]
-    types = keywords.types_of({"type": source["type"]}) if "type" in source else keywords.TYPES
-    values = [value for value in values if _types_of(value) & {*types}]
-    key = below(place, "enum" if "enum" in source else "const")
-    if not values:
+def values(source: dict[str, Any], at: Node, instances: Instances) -> dict[str, Any]:
+    """Return an enum of the values that the other keywords allow, with the keywords of strings that llguidance
+    compares with them."""
+    listed = source.get("enum", [source["const"]] if "const" in source else [])
+    found = instances.satisfying(listed, {key: part for key, part in source.items() if key != "enum"}, at)
+    key = below(at.place, "enum" if "enum" in source else "const")
+    if not found:
         raise refusal(key, "has no value that the other keywords allow")
-    for value in values:
+    for value in found:
         if isinstance(value, int) and abs(value) > EXACT:
             raise refusal(key, f"has an integer beyond {EXACT}, which is not exact in JSON: use a string")
-    rest = ("minLength", "maxLength", "pattern", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
-    return {"enum": values} | {key: source[key] for key in rest if key in source}
-
-
-def _types_of(value: Any) -> set[str]:
-    """Return the types of JSON Schema that a value has."""
-    match value:
-        case None:
-            return {"null"}
-        case bool():
-            return {"boolean"}
-        case int() | float():
-            return {"number", "integer"} if value == int(value) else {"number"}
-        case str():
-            return {"string"}
-        case list():
-            return {"array"}
-    return {"object"}
-
-
-def _same(one: Any, other: Any) -> bool:
-    return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
+    texts = string(source, at.place) if any(isinstance(value, str) for value in found) else {}
+    return {"enum": found, **texts}

@@ -9,6 +9,7 @@ from ..errors import InvalidRequest
 
 _NAME = re.compile(r"[\w$-]+")
 MAX_NAME = 60
+_OF_SAME_VALUE = ("allOf", "anyOf", "oneOf")
 
 
 def below(place: str, step: str | int) -> str:
@@ -26,12 +27,15 @@ def refusal(place: str, message: str) -> InvalidRequest:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """Position of a schema. `merged`: its objects may be intersected with others. `exact`: it must not become narrower,
-    as llguidance compares it with others of a oneOf. `levels`: schemas above it."""
+    """Position of a schema. `merged`: its objects may be intersected with others. `met`: its numbers may be, even if it
+    is not merged. `exact`: it must not become narrower, as llguidance compares it with others of a oneOf. `name`: the
+    property that it describes, "" for none or any. `levels`: schemas above it."""
 
     place: str
     merged: bool = False
+    met: bool = False
     exact: bool = False
+    name: str = ""
     levels: int = 1
 
     def below(self, *steps: str | int) -> Node:
@@ -39,4 +43,6 @@ class Node:
         place = self.place
         for step in steps:
             place = below(place, step)
-        return replace(self, place=place, levels=self.levels + 1)
+        inside = self.name if steps[0] in _OF_SAME_VALUE else ""
+        name = str(steps[1]) if steps[0] == "properties" else inside
+        return replace(self, place=place, name=name, levels=self.levels + 1)

@@ -19,7 +19,9 @@ from typing import Any
 
 from ..errors import InvalidRequest, one_line
 from . import assertions, keywords
+from .instances import Instances
 from .keywords import APPLICATORS, ASSERTIONS, OF_NUMBERS, VALUES
+from .multiples import Multiples
 from .numbers import LARGEST, STEP, bounded
 from .patterns import check_pattern
 from .places import Node, below, refusal
@@ -41,16 +43,6 @@ _OPEN = ("additionalProperties", "patternProperties", "propertyNames", "unevalua
 _LEAF = frozenset({"type", "pattern", "format", "minLength", "maxLength", *OF_NUMBERS})
 ANY = "any"
 _ANY_REF = {"$ref": f"#/$defs/{ANY}"}
-_ANY_SCHEMA = {
-    "anyOf": [
-        {"type": "null"},
-        {"type": "boolean"},
-        {"type": "number", "minimum": -LARGEST, "maximum": LARGEST, "multipleOf": STEP},
-        {"type": "string"},
-        {"type": "array", "items": _ANY_REF},
-        {"type": "object", "additionalProperties": _ANY_REF},
-    ]
-}
 
 Schema = dict[str, Any] | bool
 
@@ -70,15 +62,10 @@ class Rewritten:
 def rewrite(schema: Any, *, param: str) -> Rewritten:
     """Rewrite a JSON Schema. Raises InvalidRequest, whose `param` is the place at fault below `param`."""
     measure(schema, param)
-    rewriter = _Rewriter(schema, param)
-    root = rewriter.schema(schema, Node(param))
-    if isinstance(root, bool):
-        raise refusal(param, "allows no value at all")
-    rewriter.define()
-    whole = dict(root)
-    if rewriter.definitions:
-        whole["$defs"] = rewriter.definitions
-    return Rewritten(whole, rewriter.places)
+    rewriter = _Rewriter(schema, param, STEP)
+    rewritten = rewriter.rewritten()
+    step = rewriter.multiples.step()
+    return rewritten if step == STEP else _Rewriter(schema, param, step).rewritten()
 
 
 def measure(schema: Any, param: str) -> None:
@@ -107,23 +94,39 @@ def _children(node: Any) -> list[Any]:
     return node if isinstance(node, list) else []
 
 
+_Definition = tuple[str, bool, bool, bool, str]
+
+
 class _Rewriter:
-    def __init__(self, root: Any, place: str) -> None:
-        self.definitions: dict[str, Any] = {}
-        self.places: dict[int, str] = {}
+    """Rewriter of one schema. Numbers that may be intersected, and have no `multipleOf`, are multiples of `step`."""
+
+    def __init__(self, root: Any, place: str, step: float) -> None:
+        self.multiples = Multiples()
+        self._definitions: dict[str, Any] = {}
+        self._places: dict[int, str] = {}
         self._refs = References(root, place)
+        self._instances = Instances(self._refs, assertions.modern)
+        self._root = root
         self._root_place = place
-        self._names: dict[tuple[str, bool, bool, str], str] = {}
-        self._queue: deque[tuple[str, bool, bool, str]] = deque()
+        self._step = step
+        self._names: dict[_Definition, str] = {}
+        self._queue: deque[_Definition] = deque()
         self._leaves: dict[str, str] = {}
         self._schemas = 0
 
-    def define(self) -> None:
-        """Rewrite the definitions that were referred to, and those that they refer to."""
+    def rewritten(self) -> Rewritten:
+        """Rewrite the schema, the definitions that it refers to, and those that these refer to."""
+        root = self.schema(self._root, Node(self._root_place))
+        if isinstance(root, bool):
+            raise refusal(self._root_place, "allows no value at all")
         while self._queue:
-            pointer, merged, exact, tag = key = self._queue.popleft()
-            node = Node(self._refs.place(pointer), merged, exact)
-            self.definitions[self._names[key]] = self.schema(self._refs.schema(pointer), node, tag)
+            pointer, merged, met, exact, tag = key = self._queue.popleft()
+            node = Node(self._refs.place(pointer), merged, met, exact)
+            self._definitions[self._names[key]] = self.schema(self._refs.schema(pointer), node, tag)
+        whole = dict(root)
+        if self._definitions:
+            whole["$defs"] = self._definitions
+        return Rewritten(whole, self._places)
 
     def schema(self, source: Any, at: Node, tag: str = "") -> Schema:
         """Rewrite one schema. Its objects require the property `tag`, where one is given."""
@@ -135,7 +138,7 @@ class _Rewriter:
             return self._any(at)
         keywords.check(source, at.place)
         out = self._composed(assertions.modern(source), at, tag)
-        self.places[id(out)] = at.place
+        self._places[id(out)] = at.place
         if at.merged:
             return out
         parts = [self._shared(part, at) for part in _apart(out)]
@@ -153,15 +156,15 @@ class _Rewriter:
         if not out.keys() <= _LEAF or not out.keys() - {"type"}:
             return out
         name = self._leaves.setdefault(json.dumps(out), f"l{len(self._leaves)}")
-        if name not in self.definitions:
-            self.definitions[name] = out
-            self.places[id(out)] = at.place
+        if name not in self._definitions:
+            self._definitions[name] = out
+            self._places[id(out)] = at.place
         return {"$ref": f"#/$defs/{name}"}
 
     def _any(self, at: Node) -> dict[str, Any]:
         if at.merged:
             return {}
-        self.definitions[ANY] = _ANY_SCHEMA
+        self._definitions[ANY] = _any_schema(self._step)
         return dict(_ANY_REF)
 
     def _composed(self, source: dict[str, Any], at: Node, tag: str) -> dict[str, Any]:
@@ -235,7 +238,7 @@ class _Rewriter:
             _add(out, {key: schemas})
 
     def _reference(self, ref: str, at: Node, tag: str) -> str:
-        key = (self._refs.pointer(ref, below(at.place, "$ref")), at.merged, at.exact, tag)
+        key = (self._refs.pointer(ref, below(at.place, "$ref")), at.merged, at.met, at.exact, tag)
         if key not in self._names:
             self._names[key] = f"d{len(self._names)}"
             self._queue.append(key)
@@ -270,7 +273,7 @@ class _Rewriter:
 
     def _assertions(self, source: dict[str, Any], at: Node, tag: str) -> dict[str, Any]:
         if any(key in source for key in VALUES):
-            return assertions.values(source, at.place)
+            return assertions.values(source, at, self._instances)
         types = keywords.types_of(source)
         out: dict[str, Any] = {}
         if "type" in source or not at.merged:
@@ -284,12 +287,22 @@ class _Rewriter:
         if "string" in types:
             _add(out, assertions.string(source, at.place))
         if "integer" in types or "number" in types:
-            out |= bounded(source, types, at.place)
+            out |= self._number(source, types, at)
+        return out
+
+    def _number(self, source: dict[str, Any], types: tuple[str, ...], at: Node) -> dict[str, Any]:
+        if not at.merged and not at.met:
+            return bounded(source, types, at.place)
+        out = bounded(source, types, at.place, self._step)
+        if "multipleOf" in source:
+            self.multiples.add(source["multipleOf"], at.name, at.place)
         return out
 
     def _object(self, source: dict[str, Any], at: Node, tag: str) -> dict[str, Any]:
         source = self._with_property_names(assertions.without_unevaluated(source, "Properties", at), at)
         out: dict[str, Any] = {}
+        if "properties" in source and "patternProperties" in source:  # a name may match both
+            at = replace(at, met=True)
         for key in ("properties", "patternProperties"):
             if key in source:
                 out[key] = {name: self.schema(part, at.below(key, name)) for name, part in source[key].items()}
@@ -332,8 +345,11 @@ class _Rewriter:
             raise refusal(place, "is not supported beside properties: describe the names with patternProperties")
         value = source.get("additionalProperties", True)
         if all(isinstance(name, str) for name in target.get("enum", [0])):
-            return rest | {"properties": dict.fromkeys(target["enum"], value), "additionalProperties": False}
-        if isinstance(target.get("pattern"), str) and not {*target} & ({*ASSERTIONS, *APPLICATORS} - {"pattern"}):
+            valid = self._instances.valid(target["enum"], target, at.below("propertyNames"))
+            return rest | {"properties": dict.fromkeys(valid, value), "additionalProperties": False}
+        others = {*ASSERTIONS, *APPLICATORS, *VALUES} - {"pattern"}
+        of_type = "type" not in target or "string" in keywords.types_of({"type": target["type"]})
+        if isinstance(target.get("pattern"), str) and of_type and not {*target} & others:
             return rest | {"patternProperties": {target["pattern"]: value}, "additionalProperties": False}
         raise refusal(place, "is only supported with enum or pattern alone")
 
@@ -349,6 +365,19 @@ class _Rewriter:
             closed = 0 < len(source.get("prefixItems", ())) >= out.get("minItems", 0)
             out["items"] = False if closed else self._any(at)
         return out
+
+
+def _any_schema(step: float) -> dict[str, Any]:
+    return {
+        "anyOf": [
+            {"type": "null"},
+            {"type": "boolean"},
+            {"type": "number", "minimum": -LARGEST, "maximum": LARGEST, "multipleOf": step},
+            {"type": "string"},
+            {"type": "array", "items": _ANY_REF},
+            {"type": "object", "additionalProperties": _ANY_REF},
+        ]
+    }
 
 
 def _apart(out: dict[str, Any]) -> list[dict[str, Any]]:

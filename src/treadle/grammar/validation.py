@@ -25,6 +25,8 @@ _HINTS = {
     "each a property with a const of its own, or use anyOf",
     "grammar size": "it is too large: use fewer or simpler rules",
     "initial lexer configuration": "it takes too much work to compile: use fewer or simpler numbers and patterns",
+    "fuel exhausted": "it takes too much work to compile: use fewer or simpler numbers and patterns",
+    "too many expressions": "it takes too much work to compile: use fewer or simpler numbers and patterns",
     "Too many items": "it has too many ways to go on at once: use fewer optional parts",
     "Current row has": "it has too many ways to go on at once: use fewer optional parts",
     "NoExtension": "no text matches it",

@@ -32,6 +32,7 @@ from ..text_jobs import (
     about_grammar,
     about_param,
     decode_tokenized,
+    grammar_of,
     ids_of,
     needs_images,
     prompts_of,
@@ -83,13 +84,14 @@ class ReadParams(msgspec.Struct, frozen=True):
 
 
 class Outline(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A checked request without its content: the other fields, about how many tokens its prompts have, and the places
-    of its images."""
+    """A checked request without its content: the other fields, about how many tokens its prompts have, the places of
+    its images, and the digest of its grammar."""
 
     value: dict[str, Any]
     prompts: int
     size: int
     image_places: list[str] = []
+    grammar: bytes = b""
 
 
 class TokenizeParams(msgspec.Struct, frozen=True):
@@ -116,7 +118,8 @@ def read_job(model: TextModel, params: bytes, payload: bytes, enter: Enter) -> b
     request = SHAPES[given.kind](value)
     request.check_against(given.limits.with_model(model))
     outline, places = request.outline(value), list(request.image_places)
-    return _encode(Outline(outline, request.prompts, request.size(model), places))
+    grammar = grammar_of(request.options) if isinstance(request, ParsedRequest) else b""
+    return _encode(Outline(outline, request.prompts, request.size(model), places, grammar))
 
 
 def tokenize_job(model: TextModel, params: bytes, payload: bytes, enter: Enter) -> bytes:
@@ -148,6 +151,7 @@ async def read_in_worker(pool: TextJobRunner, kind: str, body: bytes, limits: Li
     request = SHAPES[kind](outline.value)
     assert isinstance(request, ParsedRequest)
     request.outlined, request.image_places = outline.size, outline.image_places
+    request.outlined_grammar = outline.grammar
     return request
 
 
@@ -166,12 +170,15 @@ async def tokenize_in_worker(
     tenant: str,
     carried: bytes = b"",
     layouts: Layouts | None = None,
+    grammar: bytes = b"",
 ) -> Tokenized:
-    """Tokenize the prompts of a body that was checked before, with what the request carries. Raises as
-    `Prompts.tokenize` does."""
+    """Tokenize the prompts of a body that was checked before, with what the request carries; `grammar` is that of
+    `grammar_of`. Raises as `Prompts.tokenize` does."""
     given = _encode(TokenizeParams(kind, limits.context, carried, layouts or {}))
     size = len(body) + len(carried) + IMAGE_BYTES * len(layouts or ())
-    return decode_tokenized(await pool.run("tokenize", given, body, tenant=tenant, parsed=size, tokenized=size))
+    return decode_tokenized(
+        await pool.run("tokenize", given, body, tenant=tenant, parsed=size, tokenized=size, grammar=grammar)
+    )
 
 
 async def count_in_worker(
@@ -228,9 +235,10 @@ class BodyPrompts:
 
     async def _tokenized(self, pool: TextJobRunner, limits: Limits, tenant: str, layouts: Layouts) -> Tokenized:
         request = self.request
+        grammar = grammar_of(request.options) if request.outlined is None else request.outlined_grammar
         with about_grammar(request.options if request.outlined is None else None):
             return await tokenize_in_worker(
-                pool, request.kind, self.body.data, limits, tenant, request.carried, layouts
+                pool, request.kind, self.body.data, limits, tenant, request.carried, layouts, grammar
             )
 
 

@@ -78,9 +78,10 @@ class ParsedRequest(ABC):
     `params`: sampling parameters as the client sent them. `options`: tools, grammar and reasoning. `model`: the name it
     asks for; None for none. `service_tier`: the tier it asks for. `spellings`: the dialect's own names of the
     validator's fields. `least_tokens`: the smallest `max_tokens`. `outlined`: the size of a request whose content
-    stayed in a text worker. `carried`: what the prompts need of the server's state, for the text worker; `layouts`:
-    those of the prompt's images, by their keys. `image_places`: the places of images in it. `cuts`: turns are left out
-    of a prompt that the context does not hold. `prepared` and `echoes` are set when the prompts are tokenized.
+    stayed in a text worker; `outlined_grammar`: the digest of its grammar. `carried`: what the prompts need of the
+    server's state, for the text worker; `layouts`: those of the prompt's images, by their keys. `image_places`: the
+    places of images in it. `cuts`: turns are left out of a prompt that the context does not hold. `prepared` and
+    `echoes` are set when the prompts are tokenized.
     """
 
     kind: ClassVar[str]
@@ -97,6 +98,7 @@ class ParsedRequest(ABC):
     options: AnswerOptions
     least_tokens: int = 1
     outlined: int | None = None
+    outlined_grammar: bytes = b""
     carried: bytes = b""
     layouts: Mapping[bytes, Layout] = {}
     image_places: Sequence[str] = ()

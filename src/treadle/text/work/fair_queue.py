@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -29,8 +30,9 @@ class _Backlog(Generic[T]):
         self.items.insert(0, item)
         self._sizes.insert(0, 0)
 
-    def take(self) -> T:
-        place = min(range(len(self.items)), key=self._start)
+    def take(self, places: list[int]) -> T:
+        """Remove and return the next one of the items at `places`."""
+        place = min(places, key=self._start)
         self._now, size = self._start(place), self._sizes[place]
         self._starts[size.bit_length()] = self._now + size
         return self.pop(place)
@@ -64,18 +66,24 @@ class FairQueue(Generic[T]):
         self._waiting.move_to_end(tenant, last=False)
         self._count += 1
 
-    def take(self) -> T:
-        """Remove and return the next item; its tenant is served last from now. Raises IndexError when empty."""
-        if not self._waiting:
-            raise IndexError("the queue is empty")
-        tenant, backlog = next(iter(self._waiting.items()))
-        item = backlog.take()
+    def take(self, fits: Callable[[T], bool] = lambda item: True) -> T:
+        """Remove and return the next item that fits; its tenant is served last from now. Raises IndexError when there
+        is none."""
+        tenant, backlog, places = self._first(fits)
+        item = backlog.take(places)
         self._count -= 1
         if backlog.items:
             self._waiting.move_to_end(tenant)
         else:
             del self._waiting[tenant]
         return item
+
+    def _first(self, fits: Callable[[T], bool]) -> tuple[str, _Backlog[T], list[int]]:
+        """Return the tenant that is served next, its backlog, and the places of its items that fit."""
+        for tenant, backlog in self._waiting.items():
+            if places := [place for place, item in enumerate(backlog.items) if fits(item)]:
+                return tenant, backlog, places
+        raise IndexError("the queue has no such item")
 
     def displace(self, tenant: str) -> T | None:
         """Remove and return the newest item of the tenant with the most, in favour of an item of `tenant`. None if that

@@ -75,9 +75,9 @@ class ItemQueue(Generic[T]):
             self._start_deadline(item)
             self._queue.put_back(item.tenant, item)
 
-    def take(self) -> T:
-        """Return the next item, with its deadline stopped. Raises IndexError when the queue is empty."""
-        item = self._queue.take()
+    def take(self, fits: Callable[[T], bool] = lambda item: True) -> T:
+        """Return the next item that fits, with its deadline stopped. Raises IndexError when there is none."""
+        item = self._queue.take(fits)
         assert item.expiry is not None
         item.expiry.cancel()
         return item

@@ -135,9 +135,11 @@ class Order(Message, frozen=True):
 
 
 class Done(Message, frozen=True, omit_defaults=True):
-    """The frame's payload is the job's result. `last`: the worker has exited after it."""
+    """The frame's payload is the job's result. `last`: the worker has exited after it. `compiled`: the job ended with
+    the check of a grammar."""
 
     last: bool = False
+    compiled: bool = False
     log: LogLines | None = None
 
 

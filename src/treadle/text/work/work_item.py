@@ -22,10 +22,13 @@ MEAN_OVER = 10  # items
 
 @dataclass(eq=False, kw_only=True)
 class WorkItem(QueuedItem):
-    """One call of a job, from its caller to its result. `attempts` counts the workers that have begun it."""
+    """One call of a job, from its caller to its result. `grammar` is the digest of the grammar that it checks, b"" for
+    none; `explores`: that is a new one. `attempts` counts the workers that have begun it."""
 
     order: Order
     payload: bytes
+    grammar: bytes = b""
+    explores: bool = False
     attempts: int = 0
 
     @property

@@ -18,7 +18,7 @@ from ...errors import InvalidRequest, ModelError, TreadleError
 from ..tokenizer import TextModel
 from . import limits
 from .messages import Done, Failed, FromWorker, Order, order_of, read, write
-from .stages import IDLE, STAGES, refusal
+from .stages import COMPILING, IDLE, STAGES, refusal
 from .worker_log import LineCollector
 
 MAX_GROWTH_BYTES = 48 << 20
@@ -64,7 +64,7 @@ class Worker:
         limits.limit_cpu(order.cpu_s)
         try:
             result = self._jobs[order.job](self._model, order.params, payload, self._enter)
-            return Done(last=self._has_grown()), result
+            return Done(last=self._has_grown(), compiled=self._stages[self._slot] == COMPILING), result
         except TreadleError as error:
             return Failed(error.code, error.message, error.param, last=self._has_grown()), b""
         except MemoryError:

@@ -2,7 +2,8 @@
 
 Each item has a limit of processor time, derived from its size and from speeds measured at load, and a wider limit of
 elapsed time. An item that breaks a limit costs its worker: the item fails with InvalidRequest, the worker is replaced,
-and the next item runs. An item waits for a worker for at most `max_wait_s` seconds.
+and the next item runs. An item waits for a worker for at most `max_wait_s` seconds. Items that check a grammar for the
+first time leave one worker to the others.
 """
 
 from __future__ import annotations
@@ -26,16 +27,18 @@ from ...errors import (
     ServerStopping,
     TreadleError,
 )
+from ...outage import Outage
 from ...processes import is_stopped
 from ...units import duration
 from ..packed_view import unpack
 from ..text_view import TextView
 from .background_tasks import BackgroundTasks
+from .checked_grammars import CheckedGrammars
 from .fault_log import FaultLog
-from .fork_server_process import ForkServerProcess
+from .fork_server_process import FORK_S, ForkServerProcess
 from .item_queue import ItemQueue
 from .messages import Done, Exited, Failed, Load, Order, Speeds, from_worker
-from .stages import refusal
+from .stages import COMPILING, STAGES, refusal
 from .work_item import Counters, WorkerHandle, WorkItem, cpu_limit_s, error_from
 from .worker_log import WorkerLog
 from .worker_set import WorkerSet
@@ -48,6 +51,7 @@ QUICK_S = 60.0
 MAX_BACKOFF_S = 15.0
 REPORT_S = 2.0  # for the fork server to report how a worker exited
 MAX_ATTEMPTS = 2
+LOADING = "the model's tokenizer is still loading"
 FORK_SERVER = "the fork server"
 """Stage name of the fork server in `Counters.killed`."""
 
@@ -76,11 +80,12 @@ class WorkerPool:
         self._clock = clock
         self._queue: ItemQueue[WorkItem] = ItemQueue(self.max_wait_s, self._busy)
         self._workers = WorkerSet(clock)
+        self._grammars = CheckedGrammars(clock)
         self._server: ForkServerProcess | None = None
         self._load_order: Load | None = None
         self._view: TextView | None = None
         self._speeds = Speeds(1e6, 1e6, 0.0)
-        self._unavailable: TreadleError = EngineUnavailable("the model's tokenizer is still loading", retry_after_s=2.0)
+        self._outage = Outage(clock)
         self._load_s = 1.0
         self._faults = FaultLog(clock)
         self._log = WorkerLog(clock)
@@ -163,11 +168,15 @@ class WorkerPool:
 
     def view(self) -> TextView:
         """Return the model's text view. Raises EngineUnavailable while it loads or reloads, or when no worker runs."""
-        if self._view is None or self.reason:
-            raise type(self._unavailable)(self._unavailable.message, retry_after_s=self._unavailable.retry_after_s)
-        if self._has_no_workers:
-            raise EngineUnavailable(self.unavailable_reason, retry_after_s=max(1.0, self._load_s))
+        if self._view is None or self._is_away:
+            back_s = None if self.is_failed else self._outage.left_s()
+            raise EngineUnavailable(self.unavailable_reason, retry_after_s=back_s)
         return self._view
+
+    @property
+    def is_restarting(self) -> bool:
+        """Whether the model was loaded, and no work can be done until processes are started again."""
+        return self._view is not None and self._is_away
 
     # Work ------------------------------------------------------------------------------------------------------
 
@@ -181,18 +190,23 @@ class WorkerPool:
         parsed: int = 0,
         tokenized: int = 0,
         least_cpu_s: float = 0.0,
+        grammar: bytes = b"",
     ) -> bytes:
         """Run a job in a worker and return its result. `parsed` and `tokenized` are the bytes of JSON and of text that
-        it reads; they give its limit of processor time, which is at least `least_cpu_s` seconds.
+        it reads; they give its limit of processor time, which is at least `least_cpu_s` seconds. `grammar` is the
+        digest of the grammar that it checks.
 
-        Raises InvalidRequest when the job breaks a limit, Busy when no worker comes free within `max_wait_s` or the
-        queue is full (see `ItemQueue.put`), ServerStopping, and the job's own errors.
+        Raises InvalidRequest when the job breaks a limit, or when its grammar has broken one before, Busy when no
+        worker comes free within `max_wait_s` or the queue is full (see `ItemQueue.put`), ServerStopping, and the job's
+        own errors.
         """
         if self._closed:
             raise ServerStopping("the server is shutting down")
+        if (refused := self._grammars.refusal(grammar)) is not None:
+            raise refused
         order = Order(job, params, max(least_cpu_s, cpu_limit_s(self._speeds, parsed, tokenized)))
         result: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        item = WorkItem(order=order, payload=payload, tenant=tenant, result=result)
+        item = WorkItem(order=order, payload=payload, tenant=tenant, result=result, grammar=grammar)
         self._queue.put(item)
         self._dispatch()
         try:
@@ -202,10 +216,23 @@ class WorkerPool:
 
     def _dispatch(self) -> None:
         """Assign queued items to idle workers."""
-        while self._workers.idle and len(self._queue):
-            item = self._queue.take()
+        while self._workers.idle:
+            try:
+                item = self._queue.take(self._may_run)
+            except IndexError:
+                return
+            if (refused := self._grammars.refusal(item.grammar)) is not None:
+                item.resolve(refused)
             if not item.result.done():
+                item.explores = self._grammars.is_new(item.grammar)
                 self._tasks.spawn(self._run_item(self._workers.assign(item), item))
+
+    def _may_run(self, item: WorkItem) -> bool:
+        """Whether an item leaves a worker to those without a new grammar, or has none itself."""
+        if not self._grammars.is_new(item.grammar):
+            return True
+        exploring = sum(worker.item is not None and worker.item.explores for worker in self._workers)
+        return exploring < max(1, self.workers - 1)
 
     async def _run_item(self, worker: WorkerHandle, item: WorkItem) -> None:
         began = self._clock()
@@ -226,7 +253,12 @@ class WorkerPool:
         self.counters.record(self._clock() - began)
         if message.log is not None:
             self._log.write(message.log)
-        item.resolve(payload if isinstance(message, Done) else self._reported(message))
+        if isinstance(message, Done):
+            if message.compiled:
+                self._grammars.passed(item.grammar)
+            item.resolve(payload)
+        else:
+            item.resolve(self._reported(message, item))
         self._release(worker, message.last)
 
     def _release(self, worker: WorkerHandle, last: bool) -> None:
@@ -249,6 +281,7 @@ class WorkerPool:
             self._dispatch()
         else:
             self._fail(item, exited, late)
+            self._dispatch()
         await self._refill()
 
     def _fail(self, item: WorkItem, exited: Exited | None, late: bool) -> None:
@@ -258,13 +291,17 @@ class WorkerPool:
         self.on_killed(stage)
         error = InvalidRequest(refusal(stage, how))
         self._faults.warn(f"{stage} {how}", error, f" (since the start: {sum(self.counters.killed.values())})")
+        if stage == STAGES[COMPILING] and not late:
+            self._grammars.broke_a_limit(item.grammar, error.message)
         item.resolve(error)
 
-    def _reported(self, message: Failed) -> TreadleError:
+    def _reported(self, message: Failed, item: WorkItem) -> TreadleError:
         """Return the error that a worker reports; log it unless the job refused the request itself."""
         error = error_from(message)
         if message.fault:
             self._faults.warn(message.fault, error)
+            if isinstance(error, InvalidRequest) and message.fault.startswith(STAGES[COMPILING]):
+                self._grammars.broke_a_limit(item.grammar, error.message)
         return error
 
     def _busy(self, why: str) -> Busy:
@@ -272,6 +309,8 @@ class WorkerPool:
         self.on_refused()
         pending = self._pending
         wait_s = max(1.0, pending * self.counters.mean_s / self.workers, self.blocked_s if pending else 0.0)
+        if self.is_restarting:
+            wait_s = self._outage.left_s()
         return Busy(f"the server is busy: {why}; try again in about {duration(wait_s)}", retry_after_s=wait_s)
 
     # Workers ---------------------------------------------------------------------------------------------------
@@ -283,7 +322,9 @@ class WorkerPool:
     async def _refill(self) -> None:
         """Fork workers until there are `workers` again. If the fork server has ended, its restart does that."""
         backoff_s, server = 0.05, self._server
-        while not self._closed and server is not None and server is self._server:
+        if server is not None and server.loaded and not len(self._workers):
+            self._outage.expect(FORK_S + self._load_s)  # where the fork server hangs; else it is over at once
+        while not self._closed and server is not None and server is self._server and server.loaded:
             if self._workers.running_or_starting >= self.workers:
                 return
             try:
@@ -322,7 +363,6 @@ class WorkerPool:
                 self.reason = (
                     f"the text processes ended again after {MAX_QUICK_DEATHS} restarts in a row, and are given up"
                 )
-                self._unavailable = EngineUnavailable(self.reason)
                 self._failure.set()
                 return
 
@@ -331,7 +371,7 @@ class WorkerPool:
         self.counters.restarts += 1
         self.on_restart()
         self.reason = "the text processes ended and are started again"
-        self._unavailable = EngineUnavailable(self.reason, retry_after_s=max(1.0, backoff_s + self._load_s))
+        self._outage.expect(backoff_s + self._load_s)
         how = "ended" if self._server is None else self._server.exit_reason
         again = f"starting it again in {backoff_s:.1f} s (restart {self.counters.restarts})"
         log.warning(
@@ -363,6 +403,11 @@ class WorkerPool:
         return len(self._queue) + self._workers.busy
 
     @property
+    def _is_away(self) -> bool:
+        """Whether the fork server is started again, or was given up, or no worker runs."""
+        return bool(self.reason) or self._has_no_workers
+
+    @property
     def _has_no_workers(self) -> bool:
         """Whether no worker has run for longer than a replacement takes."""
         return self._workers.empty_s > MIN_WAIT_S
@@ -371,7 +416,7 @@ class WorkerPool:
     def unavailable_reason(self) -> str:
         """The reason why no text work can be done now; "" while it can."""
         if self._view is None or self.reason:
-            return self.reason or self._unavailable.message
+            return self.reason or LOADING
         if self._has_no_workers:
             return f"no text worker runs, and none was started for {self._workers.empty_s:.1f} s"
         if self.blocked_s > self.max_wait_s:
