@@ -202,6 +202,53 @@ def test_the_names_of_loose_parameters_stay() -> None:
     assert '"x"' in found.constraint.grammar
 
 
+def in_format(name: str) -> TextModel:
+    return replace(bytes_text(), formats=AnswerFormats(name, by_template=True))
+
+
+@pytest.mark.parametrize("name", ["hermes", "qwen3_coder", "llama_pythonic", "gemma4"])
+def test_references_to_a_property_and_to_the_tool_itself_are_followed(name: str) -> None:
+    """zod-to-json-schema writes them for what it has seen before."""
+    parameters = {
+        "type": "object",
+        "properties": {
+            "billing": PLACE,
+            "more": {"type": "array", "items": {"$ref": "#/properties/billing"}},
+            "within": {"type": "array", "items": {"$ref": "#"}},
+        },
+        "required": ["more"],
+    }
+    for strict in (False, True):
+        tool = ToolSpec("f", parameters=parameters, strict=strict)
+        found = prepared(AnswerOptions((tool,), ToolChoice("required")), in_format(name))
+        assert found.loose_tools == {}
+        assert found.constraint is not None
+        assert fault_of(found.constraint.grammar) is None
+
+
+def test_what_a_format_can_not_hold_is_refused_by_its_place_for_strict_tools() -> None:
+    text = in_format("qwen3_coder")
+    patterns = {"allOf": [{"type": "string", "pattern": "^a"}, {"pattern": "b$"}]}
+    for properties, place in (({"a": patterns}, "a"), ({"a>b": {"type": "string"}}, "['a>b']")):
+        parameters = {"type": "object", "properties": {**properties, "n": {"type": "integer"}}}
+        loose = prepared(AnswerOptions((WEATHER, ToolSpec("f", parameters=parameters)), ToolChoice("required")), text)
+        assert list(loose.loose_tools) == ["f"]
+        assert loose.constraint is not None
+        assert "<parameter=n>" in loose.constraint.grammar
+        assert fault_of(loose.constraint.grammar) is None
+        with pytest.raises(InvalidRequest) as caught:
+            prepared(AnswerOptions((WEATHER, ToolSpec("f", parameters=parameters, strict=True))), text)
+        assert caught.value.param == f"tools[1].function.parameters.properties{place if '[' in place else '.' + place}"
+        assert caught.value.message.startswith(caught.value.param)
+
+
+def test_the_reader_knows_whether_calls_are_forced() -> None:
+    for choice, forced in ((ToolChoice("required"), True), (ToolChoice(), False)):
+        found = prepared(AnswerOptions((WEATHER,), choice))
+        assert found.reader is not None
+        assert found.reader.forced is forced
+
+
 def test_a_call_by_choice_needs_no_grammar_unless_a_tool_is_strict() -> None:
     assert prepared(AnswerOptions((WEATHER,))).optional
     assert not prepared(AnswerOptions((WEATHER,), ToolChoice("required"))).optional

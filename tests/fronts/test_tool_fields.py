@@ -26,6 +26,12 @@ def test_a_tool_has_a_name_and_more() -> None:
     assert read_functions([given["function"]]) == (expected,)
 
 
+@pytest.mark.parametrize("given", [tool(), tool(parameters=None)])
+def test_a_function_without_parameters_takes_none(given: dict[str, Any]) -> None:
+    assert read_tools([given]) == (ToolSpec("f", parameters={"type": "object", "properties": {}}),)
+    assert read_tools([tool(parameters={})]) == (ToolSpec("f"),)
+
+
 @pytest.mark.parametrize("nothing", [None, []])
 def test_no_tools_are_none(nothing: Any) -> None:
     assert read_tools(nothing) == read_functions(nothing) == ()

@@ -37,7 +37,7 @@ def read_output(given: Mapping[str, Any], *, close_at_limit: bool = False) -> Ou
 def read_format(value: Any, param: str, *, close_at_limit: bool = False) -> OutputGrammar | None:
     """Return the grammar of a format object, `{"type": ...}`, with its schema beside the type or in `json_schema`; None
     for text. Raises InvalidRequest with the place."""
-    found = None if value is None else _response_format(value, param)
+    found = None if value is None else _response_format(value, param, place="schema")
     return None if found is None else OutputGrammar(*found, close_at_limit=close_at_limit)
 
 
@@ -64,13 +64,14 @@ def _of_kind(kind: str) -> Callable[[Any, str], Found]:
     return lambda value, at: (kind, _spec(kind, value, at), at)
 
 
-def _response_format(value: Any, at: str) -> Found | None:
+def _response_format(value: Any, at: str, place: str = "json_schema.schema") -> Found | None:
+    """Return the grammar of a format object. `place` is where a schema belongs that it lacks."""
     require_type(value, Mapping, "an object with a type", at)
     kind = value.get("type")
     if kind == "text":
         return None
     if kind == JSON_SCHEMA:
-        return _openai_schema(value, at)
+        return _openai_schema(value, at, place)
     if kind == STRUCTURAL_TAG:
         return STRUCTURAL_TAG, json.dumps(value), at
     if kind == JSON_OBJECT:
@@ -83,11 +84,11 @@ def _response_format(value: Any, at: str) -> Found | None:
     )
 
 
-def _openai_schema(value: Mapping[str, Any], at: str) -> Found:
+def _openai_schema(value: Mapping[str, Any], at: str, belongs: str) -> Found:
     """Return the schema in `json_schema.schema`, or in `schema`, where some clients put it."""
     place = f"{at}.json_schema"
     holder: Any = value.get("json_schema")
-    if holder is None and "schema" in value:
+    if holder is None and (belongs == "schema" or "schema" in value):
         holder, place = value, at
     require_type(holder, Mapping, "an object with a schema", place)
     checked(holder, "strict", bool, "true or false", place)

@@ -13,6 +13,7 @@ from ..core.messages import Constraint, Thinking
 from ..errors import InvalidRequest
 from ..grammar import deep_stack
 from ..grammar.build import build, json_rule
+from ..grammar.places import below, refusal
 from ..grammar.validation import check_grammar
 from ..text.formats import lark
 from ..text.formats.base import AUTO, NONE, REQUIRED, ToolFormat, ToolSpec
@@ -20,6 +21,7 @@ from ..text.formats.json_lark import in_json
 from ..text.formats.reader import ReaderSetup
 from ..text.formats.reasoning import MARKERS, ReasoningMarkers
 from ..text.formats.registry import find
+from ..text.formats.schema_branches import Unheld
 from ..text.formats.typed_values import parameter_types
 from .answer_options import AnswerOptions, OutputGrammar
 from .prepared import Prepared
@@ -152,13 +154,13 @@ class _Tools:
     def loosen(self, reason: str) -> None:
         """Hold no tool to its schema."""
         self.loose = {tool.name: reason for tool in self.given}
-        self.specs = tuple(map(_with_any_values, self.given))
+        self.specs = tuple(map(self._with_any_values, self.given))
 
     def loosen_faulty(self) -> bool:
         """Hold no tool to its schema whose grammar has a fault by itself. Return whether there is one."""
-        before = len(self.loose)
-        self.specs = tuple(self._held(tool, self._index[tool.name], check=True) for tool in self.specs)
-        return len(self.loose) > before
+        before = self.specs
+        self.specs = tuple(self._held(tool, self._index[tool.name], check=True) for tool in before)
+        return any(tool is not held for tool, held in zip(before, self.specs, strict=True))
 
     def _held(self, tool: ToolSpec, index: int, *, check: bool = False) -> ToolSpec:
         place = self._places[index]
@@ -167,12 +169,32 @@ class _Tools:
         schema = {**tool.parameters, "type": "object"}
         try:
             json_rule(schema, param=place) if check else self._rule(schema, place)
+            reasons = self._try(tool, place, check=check)
         except InvalidRequest as error:
             if tool.strict:
                 raise
             self.loose[tool.name] = error.message.removeprefix(f"{place}.")  # its index varies among requests
-            return _with_any_values(tool)
+            return self._with_any_values(tool)
+        if reasons:
+            self.loose[tool.name] = "; ".join(reasons[:3])
         return tool
+
+    def _try(self, tool: ToolSpec, place: str, *, check: bool) -> list[str]:
+        """Return why the format's grammar leaves values of the tool free. Raises InvalidRequest, with the place, for a
+        tool that calls in the format can't be held to, and with `check` for one whose grammar has a fault."""
+        names = {**dict.fromkeys(_names_in(tool)), **dict.fromkeys(tool.parameters.get("required", ()))}
+        for name in names:
+            if not self._format.can_name(name):
+                raise refusal(below(below(place, "properties"), name), "has a name that the model's format can't write")
+        grammar = lark.Grammar({}, lambda schema: self._rule(schema, place))
+        try:
+            calls = self._format.calls((tool,), grammar, several=False)
+        except Unheld as fault:
+            within = below(below(place, "properties"), fault.parameter) if fault.parameter else place
+            raise refusal(within, fault.message) from None
+        if check:
+            check_grammar(grammar.render(calls), param=place)
+        return grammar.unheld
 
     def _held_text(self, tool: ToolSpec, place: str) -> ToolSpec:
         """Return a tool whose text has a grammar, if calls in the format can be held to it. Raises InvalidRequest for a
@@ -184,7 +206,13 @@ class _Tools:
             self.loose[tool.name] = "its Lark grammar has parts that have no form inside of JSON"
         else:
             return tool
-        return _with_any_values(tool)
+        return self._with_any_values(tool)
+
+    def _with_any_values(self, tool: ToolSpec) -> ToolSpec:
+        """Return the tool with any values of those of its parameters that the format can name."""
+        names = list(filter(self._format.can_name, _names_in(tool)))
+        parameters = {**_ANY_OBJECT, "properties": {name: {} for name in names}} if names else _ANY_OBJECT
+        return msgspec.structs.replace(tool, parameters=parameters, text_grammar="", strict=False)
 
     def _rule(self, schema: Mapping[str, Any], param: str) -> str:
         key = json.dumps(schema)
@@ -193,12 +221,9 @@ class _Tools:
         return self._rules[key]
 
 
-def _with_any_values(tool: ToolSpec) -> ToolSpec:
-    """Return the tool with any values of its parameters."""
+def _names_in(tool: ToolSpec) -> list[str]:
     properties = tool.parameters.get("properties")
-    names = list(properties) if isinstance(properties, Mapping) else []
-    parameters = {**_ANY_OBJECT, "properties": {name: {} for name in names}} if names else _ANY_OBJECT
-    return msgspec.structs.replace(tool, parameters=parameters, text_grammar="")
+    return list(properties) if isinstance(properties, Mapping) else []
 
 
 # The constraint -------------------------------------------------------------------------------------------------
@@ -219,7 +244,7 @@ def _with_possible_calls(
     try:
         return _with_calls(model, options, output, tools, tool_format)
     except InvalidRequest as error:
-        if error.param != tools.param:
+        if not _is_within(error.param, tools.param):
             raise
         if tools.loosen_faulty():
             return _with_possible_calls(model, options, output, tools, tool_format)
@@ -227,6 +252,10 @@ def _with_possible_calls(
             raise
         tools.loosen(error.message)
     return _with_calls(model, options, output, tools, tool_format)
+
+
+def _is_within(param: str | None, place: str) -> bool:
+    return param is not None and param.startswith(place) and param[len(place) :][:1] in ("", ".", "[")
 
 
 def _with_calls(
@@ -323,5 +352,6 @@ def _reader(
         reasoning=markers,
         opened=markers is not None and after is PromptReasoning.OPEN,
         tools=tuple(tool.name for tool in tools.given),
+        forced=tool_format is not None and tools.active and tools.choice.mode == REQUIRED,
         types=parameter_types(tools.given) if tool_format is not None and tool_format.typed else {},
     )

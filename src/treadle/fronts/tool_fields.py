@@ -114,8 +114,12 @@ _OTHER_TYPES = ("array", "string", "number", "integer", "boolean", "null")
 
 
 def _parameters(value: Mapping[str, Any], key: str, at: str) -> dict[str, Any]:
-    """Return the schema of a function's arguments, which are an object."""
-    found = dict(checked(value, key, Mapping, "a JSON Schema, an object", at) or {})
+    """Return the schema of a function's arguments, which are an object; an empty one for a function without a
+    schema."""
+    schema = checked(value, key, Mapping, "a JSON Schema, an object", at)
+    if schema is None:
+        return {"type": "object", "properties": {}}
+    found = dict(schema)
     kind = found.get("type")
     kinds = kind if isinstance(kind, list) else [kind]
     if kinds and all(one in _OTHER_TYPES for one in kinds):

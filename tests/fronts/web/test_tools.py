@@ -121,6 +121,18 @@ async def test_a_limit_that_cuts_a_call_before_its_name_is_not_logged(caplog: py
         assert "--tool-parser" not in caplog.text
 
 
+@in_loop
+async def test_a_forced_call_that_the_limit_cuts_before_its_name_is_no_content() -> None:
+    async with answering(CALL, f"{CLOCK}{CALL}", CALL) as f:
+        choice = await message(f, tools=TOOLS, tool_choice="required", max_tokens=9)
+        assert (choice["finish_reason"], choice["message"]["content"]) == ("length", None)
+        choice = await message(f, tools=TOOLS, tool_choice="required", max_tokens=44)
+        assert (choice["finish_reason"], choice["message"]["content"]) == ("length", None)
+        assert [call["function"]["name"] for call in choice["message"]["tool_calls"]] == ["clock"]
+        streamed, reason = await deltas(f, tools=TOOLS, tool_choice="required", max_tokens=9)
+        assert (reason, {delta.get("content") for delta in streamed}) == ("length", {None})
+
+
 @pytest.mark.parametrize("stream", [False, True])
 @in_loop
 async def test_a_call_that_is_none_becomes_text_and_a_line_in_the_log(

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from treadle.errors import InvalidRequest
 from treadle.text.formats.base import REQUIRED, ToolChoice, ToolSpec
 from treadle.text.formats.reader import ReaderSetup
 from treadle.text.formats.registry import find
+from treadle.text.formats.schema_branches import Unheld
 
 from .vectors.vector import calls_of, read
 from .walks import Walker
@@ -108,6 +108,8 @@ def test_a_tool_without_a_schema_takes_any_object(walker: Walker) -> None:
 
 @pytest.mark.parametrize("target", ["#/$defs/none", "https://example.invalid/schema"])
 def test_a_reference_that_leads_nowhere_is_refused(target: str, walker: Walker) -> None:
-    with pytest.raises(InvalidRequest, match="which is not in them") as raised:
-        arguments("gemma4", {"properties": {"a": {"$ref": target}}}, walker, 0)
-    assert raised.value.param == "tools"
+    tool = ToolSpec("f", parameters={"properties": {"a": {"$ref": target}}}, strict=True)
+    with pytest.raises(Unheld, match="which is not in it") as raised:
+        find("gemma4").constraint([tool], ToolChoice(REQUIRED))
+    assert (raised.value.param, raised.value.parameter) == ("tools", "a")
+    assert isinstance(arguments("gemma4", tool.parameters, walker, 0), dict)

@@ -11,11 +11,15 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ...errors import InvalidRequest
+from .any_key import repeated
+from .base import ToolSpec
 from .lark import Grammar, any_of, literal
-from .typed_values import resolve
+from .schema_branches import TYPES, SchemaRoot, Unheld, lengths, unheld_names
+from .typed_grammar import give_up, members_of, objects_of
 
-_TYPES = ("string", "integer", "number", "boolean", "null", "array", "object")
+MAX_DEPTH = 64
+"""Most schemas that stand in one another."""
+
 _NUMBER_KEYS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 _COMMA = ' "," '
 _BARE_KEY = re.compile(r"[\w.$-]+")
@@ -23,70 +27,87 @@ _ANY_KEY = "/[a-zA-Z_][a-zA-Z0-9_]*:/"
 
 
 class BareGrammar:
-    """Expressions of values with `delimiter` around strings. `root` is the schema that `$ref` refers to."""
+    """Expressions of the arguments of `tool`, with `delimiter` around strings."""
 
-    def __init__(self, grammar: Grammar, delimiter: str, root: Mapping[str, Any]) -> None:
+    def __init__(self, grammar: Grammar, delimiter: str, tool: ToolSpec) -> None:
         self._grammar = grammar
         self._delimiter = delimiter
-        self._root = root
+        self._tool = tool
+        self._root = SchemaRoot(tool.parameters, exact=tool.strict)
         self._recursive: dict[str, str] = {}
+        self._depth = 0
 
-    def object(self, schema: Mapping[str, Any]) -> str:
-        """Return the expression of an object with the properties of `schema`; of any object if it names none.
+    def arguments(self) -> str:
+        """Return the expression of an object with the tool's parameters; of any object if it names none. Raises Unheld
+        for a strict tool with a schema that can't be held."""
+        found = objects_of(self._tool, self._root, self._grammar)
+        return _one_of([self._object(branch, self._parameter) for branch in found])
 
-        Raises InvalidRequest for a `$ref` that leads nowhere.
-        """
-        if schema.get("properties"):
-            return f'"{{" {self._members(schema)} "}}"'
+    def _parameter(self, key: str, schema: Any) -> str:
+        try:
+            return self._value(schema)
+        except Unheld as fault:
+            give_up(fault, key, self._root, self._grammar)
+            return self._value({})
+
+    def _object(self, schema: Mapping[str, Any], value: Any) -> str:
+        """Return the expression of an object by its plain schema; `value` returns that of a property."""
+        if self._root.exact and (key := unheld_names(schema)):
+            raise Unheld(f"has {key}, which calls in the model's format can't be held to")
+        if members := members_of(schema):
+            required = schema.get("required") or ()
+            parts = [(f"{self._key(name)} {value(name, part)}", name in required) for name, part in members.items()]
+            return f'"{{" {self._grammar.separated(parts, ",")} "}}"'
         extra = schema.get("additionalProperties", True)
-        if extra is False:
+        if extra is False or ("properties" in schema and "additionalProperties" not in schema):
             return '"{" "}"'
         member = self._grammar.rule("member", f"{_ANY_KEY} {self._value(extra)}")
-        return f'"{{" ({member} ("," {member})*)? "}}"'
-
-    def _members(self, schema: Mapping[str, Any]) -> str:
-        required = schema.get("required") or ()
-        members = [
-            (f"{self._key(name)} {self._value(value)}", name in required)
-            for name, value in schema["properties"].items()
-        ]
-        return self._grammar.separated(members, ",")
+        return f'"{{" {repeated(member, ",", schema)} "}}"'
 
     def _key(self, name: str) -> str:
         return literal(f"{name}:") if _BARE_KEY.fullmatch(name) else f'{self._text(name)} ":"'
 
     def _text(self, text: str) -> str:
+        if self._delimiter in text:
+            raise Unheld(f"has the text {text[:100]!r}, which can't be written in the model's format")
         delimiter = self._grammar.text(self._delimiter)
         return f"{delimiter} {literal(text)} {delimiter}"
 
     def _value(self, schema: Any) -> str:
-        if not isinstance(schema, Mapping) or not schema:
-            return self._rule("any", {})
-        if "$ref" in schema:
-            return self._rule("ref", self._found(schema), str(schema["$ref"]))
-        if "const" in schema:
-            return self._constant(schema["const"])
-        for key in ("enum", "anyOf", "oneOf"):
-            if isinstance(choices := schema.get(key), list) and choices:
-                return _one_of(map(self._constant if key == "enum" else self._value, choices))
-        if isinstance(parts := schema.get("allOf"), list) and len(parts) == 1 and isinstance(parts[0], Mapping):
-            return self._value({**parts[0], **{key: part for key, part in schema.items() if key != "allOf"}})
-        return _one_of(self._of_type(kind, schema) for kind in _types_of(schema))
-
-    def _found(self, schema: Mapping[str, Any]) -> Any:
-        found, target = resolve(schema, self._root), str(schema["$ref"])
-        if found is None or not target.startswith("#"):
-            raise InvalidRequest(f"a tool's parameters refer to {target!r}, which is not in them", param="tools")
-        return found
-
-    def _rule(self, prefix: str, schema: Any, key: str = "") -> str:
         """Return the rule of a schema's values, which may refer to itself. An empty schema allows any value."""
+        key = json.dumps(schema, sort_keys=True) if isinstance(schema, Mapping) else "{}"
 
         def make(name: str) -> str:
             self._recursive[key] = name
-            return self._value(schema) if schema else _one_of(self._of_type(kind, {}) for kind in _TYPES)
+            return _one_of([one for branch in self._root.branches(schema) for one in self._plain(branch)])
 
-        return self._recursive.get(key) or self._grammar.recursive(prefix, make)
+        if key in self._recursive:
+            return self._recursive[key]
+        if self._depth == MAX_DEPTH:
+            raise Unheld(f"is nested deeper than {MAX_DEPTH} levels: flatten it")
+        self._depth += 1
+        before = dict(self._recursive)
+        try:
+            return self._grammar.recursive("value", make)
+        except Unheld:
+            self._recursive = before
+            raise
+        finally:
+            self._depth -= 1
+
+    def _plain(self, branch: Mapping[str, Any]) -> Iterable[str]:
+        """Return the expressions of the values of a plain schema."""
+        if "enum" not in branch:
+            return [self._of_type(kind, branch) for kind in branch["type"] or TYPES]
+        found, fault = [], None
+        for value in branch["enum"]:
+            try:
+                found.append(self._constant(value))
+            except Unheld as unheld:
+                fault = unheld
+        if fault is not None and (self._root.exact or not found):
+            raise fault
+        return found
 
     def _constant(self, value: Any) -> str:
         if isinstance(value, str):
@@ -107,32 +128,28 @@ class BareGrammar:
             case "array":
                 return self._array(schema)
             case "object":
-                return self.object(schema)
+                return self._object(schema, lambda _, part: self._value(part))
             case "string":
-                return self._string(schema.get("minLength", 0), schema.get("maxLength", ""))
+                return self._string(schema)
             case _:
                 bounds = {key: schema[key] for key in _NUMBER_KEYS if key in schema}
                 return self._grammar.json({"type": kind, **bounds})
 
-    def _string(self, least: Any, most: Any) -> str:
-        length = f"/(?s:.{{{least},{most}}})/" if (least, most) != (0, "") else ""
+    def _string(self, schema: Mapping[str, Any]) -> str:
+        least, most = lengths(schema)
+        length = f"/(?s:.{{{least},{'' if most is None else most}}})/" if (least, most) != (0, None) else ""
         text = self._grammar.text_until(self._delimiter, [self._delimiter], length)
         return f"{self._grammar.text(self._delimiter)} {text}"
 
     def _array(self, schema: Mapping[str, Any]) -> str:
-        least, most = schema.get("minItems", 0), schema.get("maxItems")
+        if self._root.exact and (key := next((key for key in ("prefixItems", "uniqueItems") if schema.get(key)), "")):
+            raise Unheld(f"has {key}, which calls in the model's format can't be held to")
+        least, most = lengths(schema, "Items")
         if most == 0:
             return '"[" "]"'
         item = self._grammar.rule("item", self._value(schema.get("items")))
-        more = f'("," {item}){{{max(least - 1, 0)},{"" if most is None else most - 1}}}'
+        more = "" if most == 1 else f'("," {item}){{{max(least - 1, 0)},{"" if most is None else most - 1}}}'
         return f'"[" {item} {more} "]"' if least else f'"[" ({item} {more})? "]"'
-
-
-def _types_of(schema: Mapping[str, Any]) -> tuple[str, ...]:
-    kinds = schema.get("type")
-    if kinds is None:
-        kinds = "object" if "properties" in schema else "array" if "items" in schema else _TYPES
-    return tuple(kind for kind in _TYPES if kind == kinds or (kind in kinds and not isinstance(kinds, str))) or _TYPES
 
 
 def _one_of(choices: Iterable[str]) -> str:

@@ -97,7 +97,12 @@ class ToolFormat(ABC):
     @abstractmethod
     def calls(self, tools: Sequence[ToolSpec], grammar: lark.Grammar, *, several: bool) -> str:
         """Return a Lark expression of one call of one of `tools`, with `several` of one or more, from the starting
-        text to the last character that belongs to them. Rules are added to `grammar`."""
+        text to the last character that belongs to them. Rules are added to `grammar`. Raises Unheld for a strict tool
+        with a schema that the format can't hold calls to; values of others are free then."""
+
+    def can_name(self, key: str) -> bool:
+        """Whether a call's text can have a parameter of this name."""
+        return True
 
     def past_calls(self, calls: Sequence[str], mark: Callable[[str], str]) -> str | None:
         """Return past calls of one turn as text, for templates that write none; None where the format has no form of

@@ -46,12 +46,14 @@ class Gemma4(ToolFormat):
 
     def calls(self, tools: Sequence[ToolSpec], grammar: lark.Grammar, *, several: bool) -> str:
         bodies = (
-            f"{lark.literal(tool.name)} {BareGrammar(grammar, self.delimiter, tool.parameters).object(tool.parameters)}"
-            for tool in tools
+            f"{lark.literal(tool.name)} {BareGrammar(grammar, self.delimiter, tool).arguments()}" for tool in tools
         )
         begin, end = grammar.text(f"{self.starts[0]}call:"), grammar.text(self.end)
         call = grammar.rule("call", f"{begin} {lark.any_of(bodies)} {end}")
         return call + "+" * several
+
+    def can_name(self, key: str) -> bool:
+        return self.delimiter not in key
 
 
 class FunctionGemma(Gemma4):

@@ -57,8 +57,11 @@ class Glm(ToolFormat):
 
     def _call(self, tool: ToolSpec, grammar: lark.Grammar, values: ValueGrammar) -> str:
         head, end = grammar.text(f"{CALL}{tool.name}{self.line_end}"), grammar.text(CALL_END)
-        each = values.parameters(tool, lambda key, value: f"({grammar.text(self._before(key))} {value})")
+        each = values.parameters(tool, lambda key, value, _: f"({grammar.text(self._before(key))} {value})")
         return f"({head} {each} {end})"
+
+    def can_name(self, key: str) -> bool:
+        return _END_OF_KEY.find(key, 0) is None and key == key.strip() != ""
 
     def _before(self, key: str) -> str:
         return f"{KEY}{key}{KEY_END}{self.line_end}{VALUE}"

@@ -55,6 +55,8 @@ class Grammar:
         self._schema = schema
         self._names: dict[tuple[str, str, str], str] = {}
         self._recursive: dict[str, str] = {}
+        self.unheld: list[str] = []
+        """Why values are free that a tool's schema restricts."""
         longest_first = sorted(special, key=len, reverse=True)
         self._split = re.compile(f"({'|'.join(map(re.escape, longest_first))})") if longest_first else None
 
@@ -96,8 +98,8 @@ class Grammar:
         name = f"{prefix}_{len(self._names)}"
         key = (prefix, "", f"#{name}")
         self._names[key] = name
-        expression = make(name)
-        self._recursive[name] = expression
+        self._recursive[name] = '""'  # where `make` fails
+        self._recursive[name] = make(name)
         return name
 
     def separated(self, parts: Sequence[tuple[str, bool]], separator: str) -> str:
@@ -114,9 +116,16 @@ class Grammar:
     def text_until(self, end: str, markers: Iterable[str], more: str = "") -> str:
         """Return the expression of any text that contains none of `markers`, with `end` behind it. `more` is a regular
         expression of Lark that it matches too."""
-        before, *tokens = [self._part(part) for part in self._parts(end)]
+        return self.until(end, self.text_without(markers, more))
+
+    def text_without(self, markers: Iterable[str], more: str = "") -> str:
+        """Add a terminal of texts that contain none of `markers`, and match `more`. Return its name."""
         content = f"/(?s:.*)/ & ~/(?s:.*)({'|'.join(map(regex_of, markers))})(?s:.*)/"
-        terminal = self.terminal("TEXT", content + (f" & {more}" if more else ""))
+        return self.terminal("TEXT", content + (f" & {more}" if more else ""))
+
+    def until(self, end: str, terminal: str) -> str:
+        """Return the expression of a terminal of texts, with `end` behind it."""
+        before, *tokens = [self._part(part) for part in self._parts(end)]
         if before.startswith("<"):
             return " ".join((terminal, before, *tokens))
         until = self.terminal("UNTIL", f"{terminal} {before}")

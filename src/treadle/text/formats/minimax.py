@@ -15,12 +15,15 @@ from . import lark
 from .base import CallContext, ToolFormat, ToolSpec
 from .scanner import Markers, Steps
 from .typed_grammar import ValueGrammar
-from .typed_values import STRING, ArgumentsBuilder, parameter_types
+from .typed_values import STRING, ArgumentsBuilder
 
 DSML = "｜DSML｜"
 
 _END_OF_TAG = Markers(">")
-_NAME = re.compile(r"""(?:name=)?["']?(?P<name>[^"'>]*)["']?(?:\s+string="(?P<string>true|false)")?""")
+_NAME = re.compile(
+    r"""(?:name=)?(?P<quote>["'])?(?P<name>(?(quote).*?|[^"'\s]*))["']?(?:\s+string="(?P<string>true|false)")?""",
+    re.DOTALL,
+)
 
 
 class MiniMax(ToolFormat):
@@ -32,6 +35,7 @@ class MiniMax(ToolFormat):
     one_block = True
     typed = True
     prefix: ClassVar[str] = ""
+    declares: ClassVar[bool] = False
 
     def detect(self, template: str) -> bool:
         return self.starts[0] in template
@@ -46,7 +50,7 @@ class MiniMax(ToolFormat):
 
     def calls(self, tools: Sequence[ToolSpec], grammar: lark.Grammar, *, several: bool) -> str:
         begin, end, end_of_value = self.starts[0], f"</{self.starts[0][1:]}", f"</{self.prefix}parameter>"
-        values = ValueGrammar(grammar, f"{end_of_value}\n", (end_of_value,))
+        values = ValueGrammar(grammar, f"{end_of_value}\n", (end_of_value,), declares=self.declares)
         call = grammar.rule("call", lark.any_of(self._call(tool, grammar, values) for tool in tools))
         calls = call + "+" * several
         return " ".join((grammar.text(f"{begin}\n"), calls, grammar.text(end)))
@@ -56,13 +60,16 @@ class MiniMax(ToolFormat):
 
     def _call(self, tool: ToolSpec, grammar: lark.Grammar, values: ValueGrammar) -> str:
         head, end = f'<{self.prefix}invoke name="{tool.name}">\n', f"</{self.prefix}invoke>\n"
-        types = parameter_types([tool])[tool.name]
         each = values.parameters(
-            tool, lambda key, value: f"({grammar.text(self._before(key, types.get(key, ())))} {value})"
+            tool, lambda key, value, is_string: f"({grammar.text(self._before(key, is_string=is_string))} {value})"
         )
         return f"({grammar.text(head)} {each} {grammar.text(end)})"
 
-    def _before(self, key: str, types: Sequence[str]) -> str:
+    def can_name(self, key: str) -> bool:
+        found = _NAME.fullmatch(self._before(key, is_string=True).partition(" ")[2][:-1])
+        return ">" not in key and found is not None and found["name"] == key == key.strip() != ""
+
+    def _before(self, key: str, *, is_string: bool) -> str:
         return f'<{self.prefix}parameter name="{key}">'
 
     def _read_call(self, context: CallContext) -> Steps[None]:
@@ -96,10 +103,10 @@ class DeepSeekV32(MiniMax):
     starts = (f"<{DSML}function_calls>", f"<{DSML}tool_calls>")
     special = (DSML,)
     prefix = DSML
+    declares = True
 
     def detect(self, template: str) -> bool:
         return DSML in template
 
-    def _before(self, key: str, types: Sequence[str]) -> str:
-        is_string = not types or STRING in types
+    def _before(self, key: str, *, is_string: bool) -> str:
         return f'<{DSML}parameter name="{key}" string="{str(is_string).lower()}">'

@@ -30,10 +30,8 @@ class Olmo3(ToolFormat):
 
     def read(self, context: CallContext, start: str) -> Steps[None]:
         scan = context.scan
-        yield from scan.skip_space()
-        while (yield from scan.accept(CALLS_END)) is None and (yield from scan.peek()):
+        while not (yield from scan.skip_closing(CALLS_END)) and (yield from scan.peek()):
             yield from pass_call(context)
-            yield from scan.skip_space()
 
     def calls(self, tools: Sequence[ToolSpec], grammar: lark.Grammar, *, several: bool) -> str:
         calls = python_calls(tools, grammar, several=several, separator="\n")

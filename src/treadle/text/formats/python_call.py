@@ -6,12 +6,12 @@ import re
 
 from . import json_call
 from .base import CallContext
-from .json_text import quote_piece
+from .json_text import quote_piece, take_string
 from .python_text import pass_value
 from .scanner import Scanner, Steps
 
 _NAME = re.compile(r"[\w.\-]*")
-_KEY = re.compile(r"[^\s=,()\[\]{}'\"]*")
+_KEY = re.compile(r"[^\n=,(){}'\"]*")
 
 
 def pass_call(context: CallContext, *, suffix: str = "") -> Steps[None]:
@@ -58,9 +58,15 @@ def pass_list(context: CallContext) -> Steps[None]:
 
 
 def _take_key(scan: Scanner) -> Steps[str]:
-    key = yield from scan.take_run(_KEY)
+    """Read the name of an argument and the sign behind it. Names may have spaces and brackets, or stand in quotes."""
+    first = yield from scan.peek()
+    key = None
+    if first == '"':
+        key = yield from take_string(scan)
+    elif first != "[":
+        key = (yield from scan.take_run(_KEY)).rstrip() or None
     yield from scan.skip_space()
-    if not key or (yield from scan.accept("=")) is None:
+    if key is None or (yield from scan.accept("=")) is None:
         scan.fail("expected a keyword argument")
     yield from scan.skip_space()
     return key

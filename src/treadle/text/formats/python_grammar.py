@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from . import lark
-from .any_key import ANY_KEY, takes_any, with_any_key
+from .any_key import ANY_KEY, repeated, takes_any, with_any_key
 from .base import ToolFormat, ToolSpec
-from .typed_values import properties_of
+from .schema_branches import SchemaRoot
+from .typed_grammar import members_of, objects_of
 
-_DEFINITIONS = ("$defs", "definitions")
+_BARE_KEY = re.compile(r"[^\s=,(){}\[\]'\"*]([^\s=,(){}'\"]|[^\S\n](?=\S))*")
 
 
 def python_calls(tools: Sequence[ToolSpec], grammar: lark.Grammar, *, several: bool, separator: str = ", ") -> str:
-    """Return the expression of one call of one of `tools`; with `several` of one or more, with `separator` between."""
+    """Return the expression of one call of one of `tools`; with `several` of one or more, with `separator` between.
+    Raises Unheld for a strict tool with a schema that can't be held."""
     call = grammar.rule("call", lark.any_of(_call(tool, grammar) for tool in tools))
     return f"{call} ({lark.literal(separator)} {call})*" if several else call
 
@@ -33,17 +37,23 @@ class PythonList(ToolFormat):
 
 
 def _call(tool: ToolSpec, grammar: lark.Grammar) -> str:
-    if takes_any(tool):
-        one = with_any_key(f"{lark.literal(ANY_KEY + '=')} {grammar.json({})}", grammar)
-        return f'{lark.literal(tool.name + "(")} ({one} (", " {one})*)? ")"'
-    required = [key for key in tool.parameters.get("required", ()) if isinstance(key, str)]
-    keys = dict.fromkeys([*properties_of(tool), *required])
-    parts = [(_argument(key, tool, grammar), key in required) for key in keys]
-    return f'{lark.literal(tool.name + "(")} {grammar.separated(parts, ", ")} ")"'
+    root = SchemaRoot(tool.parameters, exact=tool.strict)
+    arguments = (_arguments(branch, root, grammar) for branch in objects_of(tool, root, grammar))
+    return f'{lark.literal(tool.name + "(")} {lark.any_of(arguments)} ")"'
 
 
-def _argument(key: str, tool: ToolSpec, grammar: lark.Grammar) -> str:
-    schema: Any = properties_of(tool).get(key, {})
-    definitions = {name: tool.parameters[name] for name in _DEFINITIONS if name in tool.parameters}
-    value = {**definitions, **schema} if isinstance(schema, Mapping) else schema
-    return f"{lark.literal(key + '=')} {grammar.json(value)}"
+def _arguments(branch: Mapping[str, Any], root: SchemaRoot, grammar: lark.Grammar) -> str:
+    if takes_any(branch):
+        value = grammar.json(root.alone(branch.get("additionalProperties", {})))
+        one = with_any_key(f"{lark.literal(ANY_KEY + '=')} {value}", grammar)
+        return repeated(one, ", ", branch)
+    required = branch.get("required", ())
+    members = members_of(branch).items()
+    parts = [(_argument(key, root.alone(schema), grammar), key in required) for key, schema in members]
+    return grammar.separated(parts, ", ")
+
+
+def _argument(key: str, schema: Mapping[str, Any], grammar: lark.Grammar) -> str:
+    """Return the expression of an argument. A name that could be something else is written in quotes."""
+    written = f"{key}=" if _BARE_KEY.fullmatch(key) else json.dumps(key, ensure_ascii=False) + "="
+    return f"{lark.literal(written)} {grammar.json(schema)}"

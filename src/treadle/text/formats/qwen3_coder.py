@@ -60,7 +60,10 @@ class Qwen3Coder(ToolFormat):
     def triggers(self, tools: Sequence[ToolSpec]) -> tuple[str, ...]:
         return self.starts[:1]
 
-    def _parameter(self, key: str, value: str) -> str:
+    def can_name(self, key: str) -> bool:
+        return END_NAME.find(key, 0) is None and key == key.strip() != ""
+
+    def _parameter(self, key: str, value: str, is_string: bool) -> str:
         return f"({lark.literal(f'{PARAMETER}{key}>{self.margin}')} {value})"
 
     def _read_parameters(self, context: CallContext, arguments: ArgumentsBuilder) -> Steps[None]:

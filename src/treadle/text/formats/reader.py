@@ -13,6 +13,7 @@ The contract of the reader, and so of every format's parser:
 - A call is complete with its arguments; a missing closing marker is no mistake.
 - A malformed call, or one that is cut before its name is known, becomes one Malformed event, and what was not yet an
   event becomes Text. A call that is cut later keeps its CallStart and CallArguments and has no CallEnd.
+- In an answer that a grammar makes calls, one that is cut before its name is known is dropped.
 - A call of an unknown function is a call: a client answers it with an error, from which a model recovers, whereas a
   call shown as text ends an agent's loop. Only where text may look like a call (in reasoning, or JSON without a marker)
   the name must be a known tool's.
@@ -45,7 +46,8 @@ class ReaderSetup(msgspec.Struct, frozen=True, omit_defaults=True):
     `format` is a name of the registry; None: no calls are read. `reasoning` are the markers of reasoning, None where
     the answer has none or the format reads its own; `opened`: the prompt ends inside the reasoning. `tools` are the
     names of the tools that may be called. `types` are the JSON types of each tool's parameters, for formats that write
-    no JSON (see `typed_values`).
+    no JSON (see `typed_values`). `forced`: a grammar makes the whole answer calls, so the beginning of one at its end
+    is no text.
     """
 
     format: str | None = None
@@ -53,6 +55,7 @@ class ReaderSetup(msgspec.Struct, frozen=True, omit_defaults=True):
     opened: bool = False
     tools: tuple[str, ...] = ()
     types: dict[str, dict[str, tuple[str, ...]]] = {}
+    forced: bool = False
 
 
 class AnswerReader:
@@ -67,6 +70,7 @@ class AnswerReader:
         self._scan = Scanner()
         self._out = EventWriter(self._scan, setup.tools, hold_space=self._format is not None, spans=spans)
         self._context = CallContext(self._scan, self._out, setup.types)
+        self._forced = setup.forced
         self._stray_close = False
         self._steps: Generator[None, None, None] | None = self._read_answer(opened=setup.opened)
         next(self._steps)
@@ -127,13 +131,24 @@ class AnswerReader:
         """Read text up to a marker, and what the marker begins. Return whether another block begins behind it."""
         found = (yield from self._accept_at_start()) if at_start else None
         if found is None:
-            found = yield from self._scan.pass_until(self._in_text, self._out.text)
+            found = yield from self._pass_text()
         if found is None:
             return False
         if self._reasoning is not None and found == self._reasoning.open:
             yield from self._read_reasoning()
             return True
         return (yield from self._read_calls(found, certain=found in self._starts))
+
+    def _pass_text(self) -> Steps[str | None]:
+        """Read text up to a marker, and return the marker; None at the end of the answer."""
+        if not self._forced:
+            return (yield from self._scan.pass_until(self._in_text, self._out.text))
+        parts: list[str] = []
+        found = yield from self._scan.pass_until(self._in_text, parts.append)
+        text = "".join(parts)
+        if found is not None or not any(start.startswith(text.strip()) for start in self._at_start):
+            self._out.text(text)
+        return found
 
     def _accept_at_start(self) -> Steps[str | None]:
         """Consume the white space at the start of a block, and the marker that follows, if any."""
@@ -167,6 +182,9 @@ class AnswerReader:
         try:
             yield from self._format.read(self._context, start)
         except Mismatch as mismatch:
+            if self._forced and self._scan.ended:
+                self._scan.drop_rest()
+                return True
             is_call = self._out.calls > before
             if is_call:
                 self._end_broken_call(mismatch)

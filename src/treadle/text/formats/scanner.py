@@ -98,6 +98,11 @@ class Scanner:
         self._recorded_from = self.position - len(text)
         self.recording = True
 
+    def drop_rest(self) -> None:
+        """Consume the rest of the text, and stop to record."""
+        self._recorded, self.recording = [], False
+        self.advance(len(self._text) - self._at)
+
     def take_recorded(self) -> str:
         """Stop to record and return the recorded text."""
         text = "".join(self._recorded)
@@ -164,17 +169,27 @@ class Scanner:
             yield
 
     def expect(self, *texts: str) -> Steps[str]:
-        """Consume and return the one of `texts` that comes next. Raises Mismatch if none does."""
+        """Consume and return the one of `texts` that comes next. Raises Mismatch if none does: EndOfAnswer, and it is
+        consumed, where the answer ends in the beginning of one."""
         found = yield from self.accept(*texts)
         if found is None:
+            self._skip_beginning(*texts)
             self.fail(f"expected {' or '.join(map(repr, texts))}")
         return found
 
-    def skip_closing(self, text: str) -> Steps[None]:
-        """Consume white space and `text`, if it comes next, or its beginning at the end of the answer."""
+    def skip_closing(self, text: str) -> Steps[bool]:
+        """Consume white space and `text`, if it comes next, or its beginning at the end of the answer. Return whether
+        one of them was there."""
         yield from self.skip_space()
-        if (yield from self.accept(text)) is None and self.ended and text.startswith(self._text[self._at :]):
-            self.advance(len(self._text) - self._at)
+        return (yield from self.accept(text)) is not None or self._skip_beginning(text)
+
+    def _skip_beginning(self, *texts: str) -> bool:
+        """Consume the beginning of one of `texts` at the end of the answer. Return whether there is one."""
+        rest = self._text[self._at :]
+        found = self.ended and bool(rest) and any(text.startswith(rest) for text in texts)
+        if found:
+            self.advance(len(rest))
+        return found
 
     def pass_until(self, markers: Markers, sink: Callable[[str], None]) -> Steps[str | None]:
         """Pass text to `sink` up to a marker, and consume and return the marker; None at the end of the answer."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import Any
 
 from .base import CallContext, ToolSpec
 from .json_text import pass_value, quote_piece
 from .scanner import Markers, Mismatch, Scanner, Steps
+from .schema_branches import SchemaRoot, Unheld, types_in
 
 STRING = "string"
 _QUOTE_OR_OTHER = re.compile(r'["\\]|[^"\\]+')
@@ -16,54 +18,30 @@ _QUOTE_OR_OTHER = re.compile(r'["\\]|[^"\\]+')
 
 def parameter_types(tools: Iterable[ToolSpec]) -> dict[str, dict[str, tuple[str, ...]]]:
     """Return the JSON types of each tool's parameters, for `ReaderSetup.types`; () where the schema leaves it open."""
-    return {
-        tool.name: {str(key): types_of(schema, tool.parameters) for key, schema in properties_of(tool).items()}
-        for tool in tools
-    }
+    return {tool.name: types_of_parameters(SchemaRoot(tool.parameters)) for tool in tools}
 
 
-def properties_of(tool: ToolSpec) -> Mapping[str, Any]:
-    """Return the schemas of a tool's parameters by name."""
-    properties = tool.parameters.get("properties")
-    return properties if isinstance(properties, Mapping) else {}
+def types_of_parameters(root: SchemaRoot) -> dict[str, tuple[str, ...]]:
+    """Return the JSON types of all parameters; () where their schemas leave it open, or can't be taken apart."""
+    found: dict[str, list[tuple[str, ...]]] = {}
+    for branch in _objects(root):
+        for key, schema in branch.get("properties", {}).items():
+            found.setdefault(str(key), []).append(_types(schema, root))
+    return {key: tuple(dict.fromkeys(chain(*types))) if all(types) else () for key, types in found.items()}
 
 
-def types_of(schema: Any, root: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the JSON types that a schema allows; () if it does not say. References are looked up in `root`."""
-    return tuple(dict.fromkeys(_types(schema, root, set())))
-
-
-def _types(schema: Any, root: Mapping[str, Any], seen: set[int]) -> list[str]:
-    """Return the types, perhaps repeated. `seen` are schemas that were visited: one may refer to itself."""
-    schema = resolve(schema, root)
-    if not isinstance(schema, Mapping) or id(schema) in seen:
+def _objects(root: SchemaRoot) -> list[dict[str, Any]]:
+    try:
+        return root.objects()
+    except (Unheld, RecursionError):
         return []
-    seen.add(id(schema))
-    if isinstance(declared := schema.get("type"), str | list):
-        return [declared] if isinstance(declared, str) else [name for name in declared if isinstance(name, str)]
-    if "const" in schema or isinstance(schema.get("enum"), list):
-        return [_type_name(value) for value in schema.get("enum", [schema.get("const")])]
-    parts = schema.get("anyOf", schema.get("oneOf"))
-    found = [_types(part, root, seen) for part in parts] if isinstance(parts, list) else []
-    return [name for names in found for name in names] if all(found) else []
 
 
-def resolve(schema: Any, root: Mapping[str, Any]) -> Any:
-    """Return the schema that a chain of local references ends at; None where it ends nowhere."""
-    seen: set[str] = set()
-    while isinstance(schema, Mapping) and isinstance(reference := schema.get("$ref"), str):
-        if reference in seen:
-            return None
-        seen.add(reference)
-        schema = root
-        for part in reference.removeprefix("#").strip("/").split("/"):
-            schema = schema.get(part) if isinstance(schema, Mapping) else None
-    return schema
-
-
-def _type_name(value: Any) -> str:
-    names = {bool: "boolean", int: "integer", float: "number", str: STRING, list: "array", dict: "object"}
-    return names.get(type(value), "null")
+def _types(schema: Any, root: SchemaRoot) -> tuple[str, ...]:
+    try:
+        return types_in(root.branches(schema))
+    except (Unheld, RecursionError):
+        return ()
 
 
 def to_json(text: str, types: Sequence[str]) -> str:
@@ -115,7 +93,7 @@ class ArgumentsBuilder:
         marker."""
         types = self._types.get(key, ()) if types is None else types
         if tuple(types) != (STRING,):
-            text, marker = yield from _take_value(self._scan, markers, json_only=bool(types) and STRING not in types)
+            text, marker = yield from _take_value(self._scan, markers, types)
             self.add(key, to_json(text, types))
             return marker
         self._write(self._key(key) + '"')
@@ -138,18 +116,23 @@ class ArgumentsBuilder:
         return f'{before}"{quote_piece(key)}": '
 
 
-def _take_value(scan: Scanner, markers: Markers, *, json_only: bool) -> Steps[tuple[str, str]]:
-    """Consume a value's text and the marker behind it. With `json_only` markers inside JSON strings belong to it."""
+def _take_value(scan: Scanner, markers: Markers, types: Sequence[str]) -> Steps[tuple[str, str]]:
+    """Consume a value's text and the marker behind it. Markers inside JSON's strings belong to it where `types` have no
+    string, or where the text begins as an object or an array of them does."""
     parts: list[str] = []
     quotes = _QuoteTracker()
     while True:
         text, marker = yield from scan.take_until(markers)
         parts.append(text)
         quotes.feed(text)
-        if not (json_only and quotes.inside):
+        if not quotes.inside or not types or (STRING in types and not _is_nested(parts[0], types)):
             return "".join(parts), marker
         parts.append(marker)
         quotes.feed(marker)
+
+
+def _is_nested(text: str, types: Sequence[str]) -> bool:
+    return {"{": "object", "[": "array"}.get(text.lstrip()[:1]) in types
 
 
 class _QuoteTracker:

@@ -83,6 +83,7 @@ CUSTOM = {"type": "custom", "name": "p"}
         ({"metadata": {"a": "x" * 513}}, "metadata", "too long"),
         ({"text": {"verbosity": "loud"}}, "text.verbosity", "'loud'"),
         ({"text": {"format": {"type": "xml"}}}, "text.format.type", "'xml'"),
+        ({"text": {"format": {"type": "json_schema", "name": "n"}}}, "text.format.schema", "is missing"),
         ({"text": "a"}, "text", "object"),
         ({"reasoning": {"effort": "huge"}}, "reasoning.effort", "'huge'"),
         ({"reasoning": {"summary": "long"}}, "reasoning.summary", "'long'"),

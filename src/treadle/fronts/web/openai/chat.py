@@ -130,8 +130,9 @@ class ParsedChat(ParsedOpenAi):
 
     def _whole_choice(self, index: int, choice: WholeChoice, model: TextView) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": "".join(choice.text), "refusal": None}
-        if self.prepared.reader is not None:
-            message |= message_of(self._visible(choice.events), older_form=self.older_form)
+        if (reader := self.prepared.reader) is not None:
+            events = self._visible(choice.events)
+            message |= message_of(events, older_form=self.older_form, forced=reader.forced)
         reason = self._finish_reason(choice.finish_reason, called=ends_with_call(choice.events))
         found = self._choice(index, choice, model, finish_reason=reason)
         found["message"] = message

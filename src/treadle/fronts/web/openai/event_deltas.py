@@ -31,13 +31,13 @@ def older_delta_of(event: Event) -> dict[str, Any] | None:
     return delta_of(event)
 
 
-def message_of(events: Sequence[Event], *, older_form: bool) -> dict[str, Any]:
-    """Return the members of a whole message that its events give. Its content is null where it has calls and no
-    text."""
+def message_of(events: Sequence[Event], *, older_form: bool, forced: bool) -> dict[str, Any]:
+    """Return the members of a whole message that its events give. Its content is null where it has no text, and has
+    calls or was `forced` to have some."""
     text = "".join(event.text for event in events if isinstance(event, Text))
     reasoning = "".join(event.text for event in events if isinstance(event, Reasoning))
     calls = _calls(events)
-    message: dict[str, Any] = {"content": text or (None if calls else "")}
+    message: dict[str, Any] = {"content": text or (None if calls or forced else "")}
     if reasoning:
         message["reasoning_content"] = reasoning
     if calls and older_form:
