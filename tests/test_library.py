@@ -242,8 +242,27 @@ async def test_stopping_ends_what_runs_with_an_error(folder: Path) -> None:
     await engine.stop()
     for result in await asyncio.gather(*tasks, return_exceptions=True):
         assert isinstance(result, ServerStopping)
+    assert (engine.status()["state"], engine.status()["reason"]) == ("stopped", "the engine was stopped")
     with pytest.raises(ServerStopping):
         await engine.generate("late")
+    await engine.stop()
+
+
+@pytest.mark.parametrize("in_process", [True, False])
+@pytest.mark.parametrize("stage", ["resolve", "loading"])
+@in_loop
+async def test_a_stop_while_the_engine_starts_ends_the_start(folder: Path, in_process: bool, stage: str) -> None:
+    """C3: a program that has stopped its engine holds no model afterwards."""
+    engine = Engine(folder, threads=1, in_process=in_process)
+    starting = asyncio.create_task(engine.start())
+    if stage == "loading":
+        await until(lambda: engine._client is not None)
+    else:
+        await asyncio.sleep(0)
+    await engine.stop()
+    with pytest.raises(StartFailed, match="stopped before it was ready"):
+        await starting
+    await until(lambda: owners() == 0)
     await engine.stop()
 
 

@@ -290,6 +290,7 @@ async def test_a_stop_wakes_everyone_with_one_end():
         assert [type(task.exception()) for task in readers] == [ServerStopping] * 3
         assert len(done) == 3
         await asyncio.wait_for(idle, WAIT_S)
+        assert scene.client.health().reason == "the engine was stopped"
         scene.finish(running)
         scene.finish(waiting)
         scene.owner.end("stopped")

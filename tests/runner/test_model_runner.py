@@ -19,6 +19,7 @@ from tests.runner.drive import Choice, Drive, run_alone
 from tests.support.tiny import make_tiny
 from treadle.core.messages import Sampling, Submit
 from treadle.core.plan import Admit, DecodeRow, PrefillChunk, StepPlan
+from treadle.core.statistics import PrefixStatistics
 from treadle.runner.base import RunnerBroken
 from treadle.runner.build import build
 from treadle.runner.device import memory
@@ -559,6 +560,7 @@ def test_the_warm_up_leaves_nothing_behind(runner: ModelRunner) -> None:
     runner.warm_up()
     assert settled_memory() <= before
     assert runner.statistics().kv_bytes == 0
+    assert runner.statistics().prefix == PrefixStatistics()
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+from msgspec.structs import replace
 
 
 class PrefixStatistics(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -16,6 +17,11 @@ class PrefixStatistics(msgspec.Struct, frozen=True, omit_defaults=True):
     evicted: int = 0
     held: int = 0
     held_bytes: int = 0
+
+    def since(self, before: PrefixStatistics) -> PrefixStatistics:
+        """Return the statistics with what was counted after `before`."""
+        counted = ("looked_up", "reused", "copied_bytes", "stored", "evicted")
+        return replace(self, **{name: getattr(self, name) - getattr(before, name) for name in counted})
 
 
 class GrammarStatistics(msgspec.Struct, frozen=True, omit_defaults=True):

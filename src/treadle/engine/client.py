@@ -118,9 +118,15 @@ class EngineClient:
         back_s = None if state in (EngineState.READY, EngineState.FAILED) else self.supervisor.outage.left_s()
         if self.admission.draining and state is EngineState.READY:
             return Health(live=True, ready=False, state="draining", reason="the server is shutting down")
-        reason = self.supervisor.public_reason or ("" if state is EngineState.READY else self.supervisor.stage)
+        reason = self.supervisor.public_reason or self._stage_of(state)
         ready = state is EngineState.READY
         return Health(live=True, ready=ready, state=state.value, reason=reason, retry_after_s=back_s)
+
+    def _stage_of(self, state: EngineState) -> str:
+        """Return what an engine without a reason of its own is about; empty where it is ready."""
+        if state in (EngineState.STOPPING, EngineState.STOPPED):
+            return "the engine was stopped"
+        return "" if state is EngineState.READY else self.supervisor.stage
 
     # Requests ----------------------------------------------------------------------------------------------------
 

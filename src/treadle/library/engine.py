@@ -20,7 +20,7 @@ from ..core.refusals import Refusal
 from ..core.virtual_queue import Arrival
 from ..engine.client import EngineClient
 from ..engine.status import status_of
-from ..errors import ConfigError, InvalidRequest, spelled
+from ..errors import ConfigError, InvalidRequest, StartFailed, spelled
 from ..fronts.accounts import Account
 from ..fronts.authentication import Caller
 from ..fronts.cache_salts import Salts, check_cache_salt
@@ -92,6 +92,8 @@ class Engine:
         self._caller = Caller(b"", "127.0.0.1", ALL, Account())
         self._salts = Salts()
         self._begun = False
+        self._stopped = False
+        self._client: EngineClient | None = None
 
     async def start(self) -> Engine:
         """Find, load and warm up the model. An engine starts once. Raises ModelError, ConfigError or StartFailed."""
@@ -105,26 +107,35 @@ class Engine:
     async def _start(self) -> None:
         await aside(lambda: require_installed(self.settings.model))
         folder = await aside(lambda: resolve(self.settings, self._progress))
+        self._check_wanted()
         await self._texts.load(folder, self.settings)
-        client = engine_for(self.settings, lambda: folder)
+        self._check_wanted()
+        self._client = client = engine_for(self.settings, lambda: folder)
         client.supervisor.on_stage = self._progress
         images = image_service(self.settings, lambda: client.gate.refuse(Refusal.IMAGE_BUSY))
         names, most = model_names(self.settings), self.settings.max_tokens
         model = ServedModel(names, client, self._texts, most, images=images)
         try:
             await client.start()
+            self._check_wanted()
             check_image_hosts(self.settings, model)
         except BaseException:
             await client.stop()
             raise
         self._model = model
 
+    def _check_wanted(self) -> None:
+        if self._stopped:
+            self._texts.close()
+            raise StartFailed("the engine was stopped before it was ready")
+
     async def stop(self) -> None:
-        """End the engine; what still runs gets an error. Idempotent."""
-        if self._model is not None:
-            await self._model.engine.stop()
-            if self._model.images is not None:
-                await self._model.images.close()
+        """End the engine; what still runs gets an error, and so does a `start` that still loads. Idempotent."""
+        self._stopped = True
+        if self._client is not None:
+            await self._client.stop()
+        if self._model is not None and self._model.images is not None:
+            await self._model.images.close()
         self._texts.close()
 
     async def __aenter__(self) -> Engine:

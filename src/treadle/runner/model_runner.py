@@ -22,7 +22,7 @@ from ..core.grammar_state import NO_GRAMMARS, GrammarStatus
 from ..core.image import keyed
 from ..core.messages import BlockEvent, Constraint, Submit
 from ..core.plan import Admit, DraftTrial, RowScores, StepPlan, StepResult
-from ..core.statistics import RunnerStatistics, ScorerStatistics
+from ..core.statistics import PrefixStatistics, RunnerStatistics, ScorerStatistics
 from ..grammar.compiler import GrammarCompiler
 from .admission import Admission
 from .base import Job, JobContext
@@ -95,6 +95,7 @@ class ModelRunner:
         self._finished_at = 0.0
         self._trimmed = clock()
         self._costs = StepCosts()
+        self._warmed = PrefixStatistics()  # what the warm-up counted
         self.fast_forward = True
         self.verifies_in_graphs = model.graphs is None  # without a switch MLX has decided
         if self._backend.name == "serial":
@@ -132,6 +133,7 @@ class ModelRunner:
                 self._vision = warm_up_images(self, model.vision, passes, limits)
             self._costs = measure(self, model)
         self.forget_prefixes()
+        self._warmed = self._backend.statistics()
 
     def _choose_launches(self, passes: Sequence[WarmPass]) -> None:
         """Let steps that verify drafts use CUDA graphs if that makes them shorter, and make the graphs of `passes`."""
@@ -265,7 +267,7 @@ class ModelRunner:
         return RunnerStatistics(
             **now,
             kv_bytes=kv_bytes,
-            prefix=self._backend.statistics(),
+            prefix=self._backend.statistics().since(self._warmed),
             grammars=self._grammars.statistics,
             drafter=self._speculation.statistics(),
             scorer=ScorerStatistics() if self._scorer is None else self._scorer.statistics(),

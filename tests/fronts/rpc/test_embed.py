@@ -41,6 +41,14 @@ async def test_a_vector_of_token_ids() -> None:
         assert w.idle()
 
 
+@in_loop
+async def test_a_prompt_of_long_ids_that_fills_the_context_is_looked_at() -> None:
+    """R7: its message has three bytes a token, more than those of other methods."""
+    async with worker(context=30_000) as w:
+        error = await failure(w.vllm.stub.Embed(message(w.vllm.pb, *[5] * 28_999, 150_000, *[150_000] * 20_000)))
+        assert "49000 tokens" in (error.details() or "")
+
+
 @pytest.mark.parametrize(
     ("tokens", "id_", "words"),
     [

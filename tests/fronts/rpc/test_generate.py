@@ -281,5 +281,10 @@ async def test_fields_for_other_kinds_of_worker_are_refused() -> None:
             assert error.code() is grpc.StatusCode.UNIMPLEMENTED
             assert name in error.details()
         request = w.vllm.request()
+        request.extra_mm_inputs.add()
+        error = await refused(stub.Generate(request))
+        assert error.code() is grpc.StatusCode.UNIMPLEMENTED
+        assert "extra_mm_inputs" in error.details()
+        request = w.vllm.request()
         request.data_parallel_rank = 1
         assert (await refused(stub.Generate(request))).code() is grpc.StatusCode.INVALID_ARGUMENT

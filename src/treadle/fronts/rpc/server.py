@@ -71,7 +71,11 @@ class RpcServer:
         slots = CallSlots(sequences, model.engine.gate.refuse)
         self._connections.parts = {"calls": slots.calls, "streams": slots.streams}
         guard = KeyGuard(authenticator, settings)
-        longest = {"Generate": worker.message_bytes, "Abort": lambda: ABORT_BYTES}
+        longest = {
+            "Generate": worker.message_bytes,
+            "Embed": worker.message_bytes,
+            "Abort": lambda: ABORT_BYTES,
+        }
         self._server = grpc.aio.server(
             interceptors=[Interceptor(guard, slots, longest, settings.stall_s)],
             options=_options(settings, self._connections.limit, 2 * sequences),

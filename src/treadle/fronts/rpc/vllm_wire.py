@@ -202,12 +202,13 @@ def _refuse_unimplemented(request: Any) -> None:
         raise NotImplementedHere(
             "truncate_prompt_tokens is not supported by this worker: leave it out", param="truncate_prompt_tokens"
         )
-    if request.HasField("mm_inputs"):
-        raise NotImplementedHere(
-            "mm_inputs is not supported by this worker, which makes pixels itself: start the gateway with "
-            "--mm-processing worker",
-            param="mm_inputs",
-        )
+    for name, sent in (("mm_inputs", request.HasField("mm_inputs")), ("extra_mm_inputs", request.extra_mm_inputs)):
+        if sent:
+            raise NotImplementedHere(
+                f"{name} is not supported by this worker, which makes pixels itself: start the gateway with "
+                "--mm-processing worker",
+                param=name,
+            )
     for name in ("kv_transfer_params", "kv_transfer_params_json"):
         if request.HasField(name):
             raise NotImplementedHere(f"{name} is not supported by this worker: send it to another", param=name)
