@@ -125,5 +125,5 @@ def test_more_than_the_client_holds_is_refused(
     name: str, options: dict[str, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lorem, "MOST_WORDS", 100_000)
-    with pytest.raises(BenchError, match="more requests and words than this client holds .* give smaller options"):
+    with pytest.raises(BenchError, match=r"more requests and words than this client holds .* give smaller options"):
         build(name, 0, options)
