@@ -22,6 +22,7 @@ from treadle.grammar.validation import fault_of
 from treadle.text import TextModel
 from treadle.text.answer_formats import AnswerFormats
 from treadle.text.formats.base import ToolChoice, ToolSpec
+from treadle.text.formats.qwen3_coder import Qwen3Coder
 from treadle.text.formats.reasoning import MARKERS
 
 THINKS = CHATML.replace("'<|im_start|>assistant' ~ '\\n'", "'<|im_start|>assistant\\n' ~ ('<think>' if thinking)")
@@ -228,8 +229,8 @@ def test_references_to_a_property_and_to_the_tool_itself_are_followed(name: str)
 
 def test_what_a_format_can_not_hold_is_refused_by_its_place_for_strict_tools() -> None:
     text = in_format("qwen3_coder")
-    patterns = {"allOf": [{"type": "string", "pattern": "^a"}, {"pattern": "b$"}]}
-    for properties, place in (({"a": patterns}, "a"), ({"a>b": {"type": "string"}}, "['a>b']")):
+    many = {"allOf": [{"anyOf": [{"type": "string", "maxLength": n} for n in range(9)]} for _ in range(3)]}
+    for properties, place in (({"a": many}, "a"), ({"a>b": {"type": "string"}}, "['a>b']")):
         parameters = {"type": "object", "properties": {**properties, "n": {"type": "integer"}}}
         loose = prepared(AnswerOptions((WEATHER, ToolSpec("f", parameters=parameters)), ToolChoice("required")), text)
         assert list(loose.loose_tools) == ["f"]
@@ -240,6 +241,22 @@ def test_what_a_format_can_not_hold_is_refused_by_its_place_for_strict_tools() -
             prepared(AnswerOptions((WEATHER, ToolSpec("f", parameters=parameters, strict=True))), text)
         assert caught.value.param == f"tools[1].function.parameters.properties{place if '[' in place else '.' + place}"
         assert caught.value.message.startswith(caught.value.param)
+
+
+def test_grammars_of_tools_are_built_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    text, built = in_format("qwen3_coder"), list[int]()
+    calls = Qwen3Coder.calls
+    monkeypatch.setattr(
+        Qwen3Coder,
+        "calls",
+        lambda self, tools, *args, **more: built.append(len(tools)) or calls(self, tools, *args, **more),
+    )
+    free = ToolSpec("f", parameters={"type": "object", "properties": {"s": {"type": "string", "maxLength": 100}}})
+    found = prepared(AnswerOptions((WEATHER, free), ToolChoice("required")), text)
+    assert built == [2]
+    assert found.loose_tools == {
+        "f": "s has a length of over 16 characters, which texts in the model's format can't be held to"
+    }
 
 
 def test_the_reader_knows_whether_calls_are_forced() -> None:

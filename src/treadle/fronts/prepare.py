@@ -81,7 +81,7 @@ def _in_channels(model: TextModel, options: AnswerOptions, made: Prepared, after
     assert constraint is not None
     assert tool_format.reasoning is not None
     if constraint.kind != STRUCTURAL_TAG:
-        return Prepared(_in_channel(model, _Tools(options, tool_format), tool_format, constraint))
+        return Prepared(_in_channel(model, _Tools(options, tool_format, model.grammar_tokens), tool_format, constraint))
     opening = lark.Grammar(model.grammar_tokens, lark.plain_schema).text(tool_format.reasoning.open)
     if after is PromptReasoning.AHEAD and (constraint.triggers or opening in constraint.grammar):
         return made
@@ -92,7 +92,7 @@ def _in_channels(model: TextModel, options: AnswerOptions, made: Prepared, after
 def prepare_chat(model: TextModel, options: AnswerOptions, prompt: Sequence[int]) -> Prepared:
     """Return the values of a chat, rendered as `prompt`. Raises InvalidRequest with the place in a schema."""
     tool_format = find(model.formats.tools)
-    tools = _Tools(options, tool_format)
+    tools = _Tools(options, tool_format, model.grammar_tokens)
     constraint = None
     if tools.active or options.output is not None:
         constraint = deep_stack.call(lambda: _constraint(model, options, tools, tool_format))
@@ -123,8 +123,10 @@ class _Tools:
     `loose` are those whose own schema it can't, with the reason: their arguments have any values. Strict ones are
     refused instead."""
 
-    def __init__(self, options: AnswerOptions, tool_format: ToolFormat) -> None:
+    def __init__(self, options: AnswerOptions, tool_format: ToolFormat, special: Mapping[str, int]) -> None:
         self._format = tool_format
+        self._special = special
+        self.unheld: dict[str, list[str]] = {}
         self.loose: dict[str, str] = {}
         self._rules: dict[str, str] = {}
         self.param = options.tools_param
@@ -169,32 +171,32 @@ class _Tools:
         schema = {**tool.parameters, "type": "object"}
         try:
             json_rule(schema, param=place) if check else self._rule(schema, place)
-            reasons = self._try(tool, place, check=check)
+            self._check_names(tool, place)
+            if check:
+                self._check_calls(tool, place)
         except InvalidRequest as error:
             if tool.strict:
                 raise
             self.loose[tool.name] = error.message.removeprefix(f"{place}.")  # its index varies among requests
             return self._with_any_values(tool)
-        if reasons:
-            self.loose[tool.name] = "; ".join(reasons[:3])
         return tool
 
-    def _try(self, tool: ToolSpec, place: str, *, check: bool) -> list[str]:
-        """Return why the format's grammar leaves values of the tool free. Raises InvalidRequest, with the place, for a
-        tool that calls in the format can't be held to, and with `check` for one whose grammar has a fault."""
-        names = {**dict.fromkeys(_names_in(tool)), **dict.fromkeys(tool.parameters.get("required", ()))}
-        for name in names:
+    def _check_names(self, tool: ToolSpec, place: str) -> None:
+        """Raise InvalidRequest for a parameter with a name that the format can't write."""
+        for name in {**dict.fromkeys(_names_in(tool)), **dict.fromkeys(tool.parameters.get("required", ()))}:
             if not self._format.can_name(name):
                 raise refusal(below(below(place, "properties"), name), "has a name that the model's format can't write")
-        grammar = lark.Grammar({}, lambda schema: self._rule(schema, place))
+
+    def _check_calls(self, tool: ToolSpec, place: str) -> None:
+        """Raise InvalidRequest, with the place, for a tool that calls in the format can't be held to, or whose grammar
+        has a fault."""
+        grammar = lark.Grammar(self._special, lambda schema: self._rule(schema, place))
         try:
             calls = self._format.calls((tool,), grammar, several=False)
         except Unheld as fault:
             within = below(below(place, "properties"), fault.parameter) if fault.parameter else place
             raise refusal(within, fault.message) from None
-        if check:
-            check_grammar(grammar.render(calls), param=place)
-        return grammar.unheld
+        check_grammar(grammar.render(calls), param=place)
 
     def _held_text(self, tool: ToolSpec, place: str) -> ToolSpec:
         """Return a tool whose text has a grammar, if calls in the format can be held to it. Raises InvalidRequest for a
@@ -276,14 +278,25 @@ def _in_channel(model: TextModel, tools: _Tools, tool_format: ToolFormat, output
 
 def _checked(model: TextModel, tools: _Tools, make: Callable[[Mapping[str, int]], Constraint]) -> Constraint:
     """Return the checked constraint, with special tokens as tokens."""
-    made = make(model.grammar_tokens)
+    tools.unheld.clear()
+    try:
+        made = make(model.grammar_tokens)
+    except Unheld as fault:
+        raise refusal(tools.param, fault.message) from None
+    tools.loose |= {name: "; ".join(reasons[:3]) for name, reasons in tools.unheld.items()}
     check_grammar(made.grammar, param=tools.param)
     return msgspec.structs.replace(made, param=made.param or tools.param)
 
 
 def _calls(tool_format: ToolFormat, tools: _Tools, special: Mapping[str, int], *, reasons: bool) -> Constraint:
     made = tool_format.constraint(
-        tools.specs, tools.choice, parallel=tools.parallel, special=special, schema=tools.schema, reasons=reasons
+        tools.specs,
+        tools.choice,
+        parallel=tools.parallel,
+        special=special,
+        schema=tools.schema,
+        reasons=reasons,
+        unheld=tools.unheld,
     )
     assert made is not None
     return made
@@ -295,7 +308,7 @@ def _calls_or_output(
     """Return the grammar of an answer that is either calls or `output`, behind the text that begins an answer in the
     format."""
     start = tool_format.answer_start
-    grammar = lark.Grammar(special, tools.schema)
+    grammar = lark.Grammar(special, tools.schema, tools.unheld)
     choices = [f"{tool_format.answer_header(grammar)} @output" if start else "@output"]
     triggers: tuple[str, ...] = (start,) if start else ()
     if tools.specs:

@@ -33,7 +33,7 @@ class BareGrammar:
         self._grammar = grammar
         self._delimiter = delimiter
         self._tool = tool
-        self._root = SchemaRoot(tool.parameters, exact=tool.strict)
+        self._root = SchemaRoot(tool.parameters, exact=tool.strict, tool=tool.name)
         self._recursive: dict[str, str] = {}
         self._depth = 0
 

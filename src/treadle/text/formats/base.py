@@ -119,18 +119,19 @@ class ToolFormat(ABC):
         special: Mapping[str, int] | None = None,
         schema: lark.SchemaWriter = lark.plain_schema,
         reasons: bool = True,
+        unheld: dict[str, list[str]] | None = None,
     ) -> Constraint | None:
         """Return the grammar of an answer of calls alone ("required"), or of the calls in an answer that may have some
         ("auto"); None where no tool may be called.
 
         `special` are the ids of the vocabulary's special tokens by text. `schema` writes a JSON schema for Lark's
         `%json`. With `parallel` there may be several calls. Without `reasons` the grammar has no reasoning of the
-        format's own: it begins behind it.
+        format's own: it begins behind it. To `unheld` it adds, by the names of tools, why values are free.
         """
         allowed = choice.allowed(tools)
         if not allowed:
             return None
-        grammar = lark.Grammar(special or {}, schema)
+        grammar = lark.Grammar(special or {}, schema, unheld)
         several = parallel and (self.one_block or choice.mode != AUTO)
         calls = self.calls(allowed, grammar, several=several)
         if choice.mode != AUTO:

@@ -48,21 +48,31 @@ def any_of(expressions: Iterable[str]) -> str:
 
 
 class Grammar:
-    """A grammar under construction. `special` are the ids of the vocabulary's special tokens by text."""
+    """A grammar under construction. `special` are the ids of the vocabulary's special tokens by text. To `unheld` it
+    adds, by the names of tools, why values are free that a tool's schema restricts."""
 
-    def __init__(self, special: Mapping[str, int], schema: SchemaWriter) -> None:
+    def __init__(
+        self, special: Mapping[str, int], schema: SchemaWriter, unheld: dict[str, list[str]] | None = None
+    ) -> None:
         self._ids = special
         self._schema = schema
         self._names: dict[tuple[str, str, str], str] = {}
         self._recursive: dict[str, str] = {}
-        self.unheld: list[str] = []
-        """Why values are free that a tool's schema restricts."""
+        self._unheld = {} if unheld is None else unheld
         longest_first = sorted(special, key=len, reverse=True)
         self._split = re.compile(f"({'|'.join(map(re.escape, longest_first))})") if longest_first else None
 
     def text(self, text: str) -> str:
         """Return the expression of a fixed text. Special tokens in it are written as tokens."""
         return " ".join(map(self._part, self._parts(text)))
+
+    def begins_with_token(self, text: str) -> bool:
+        """Whether the beginning of a text is a special token."""
+        return self._parts(text)[0] in self._ids
+
+    def leave_free(self, tool: str, reason: str) -> None:
+        """Note why values of a tool are free."""
+        self._unheld.setdefault(tool, []).append(reason)
 
     def _parts(self, text: str) -> list[str]:
         return [part for part in (self._split.split(text) if self._split else [text]) if part]

@@ -37,7 +37,7 @@ class PythonList(ToolFormat):
 
 
 def _call(tool: ToolSpec, grammar: lark.Grammar) -> str:
-    root = SchemaRoot(tool.parameters, exact=tool.strict)
+    root = SchemaRoot(tool.parameters, exact=tool.strict, tool=tool.name)
     arguments = (_arguments(branch, root, grammar) for branch in objects_of(tool, root, grammar))
     return f'{lark.literal(tool.name + "(")} {lark.any_of(arguments)} ")"'
 

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
 from typing import Any
 from urllib.parse import unquote
 
 from ...errors import InvalidRequest
 
-MAX_BRANCHES = 64
+MAX_BRANCHES = 128
 """Most plain schemas that one schema is taken apart into."""
 
 MAX_VISITS = 5000
-"""Most schemas that are looked at for one root: references to references multiply."""
+"""Most schemas that are looked at to take one apart: references to references multiply."""
+
+MAX_REFERENCES = 100
+"""Most references that lead to one another where only the types of values are looked up."""
+
+MAX_VISITS_OF_ROOT = 50_000
+"""Most schemas that are looked at to take apart all those of one root."""
 
 TYPES = ("string", "integer", "number", "boolean", "null", "array", "object")
 _BY_KEYWORD = {
@@ -25,9 +31,15 @@ _BY_KEYWORD = {
     **dict.fromkeys(("properties", "required", "additionalProperties", "patternProperties"), ("object",)),
     **dict.fromkeys(("minProperties", "maxProperties", "propertyNames"), ("object",)),
 }
+_CHECKED = {"enum", "type", "minLength", "maxLength", *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")}
+"""Keywords by which listed values are left out."""
+
 _LEAST = ("minLength", "minItems", "minProperties", "minimum", "exclusiveMinimum")
 _MOST = ("maxLength", "maxItems", "maxProperties", "maximum", "exclusiveMaximum")
-_APPLICATORS = ("$ref", "allOf", "anyOf", "oneOf")
+_ASSERTIONS = {"type", "enum", "const", *_BY_KEYWORD, "uniqueItems", "additionalItems", "unevaluatedItems"}
+_ASSERTIONS |= {"unevaluatedProperties"}
+"""Keywords that a grammar holds values to: those of branches. All others say nothing here, or were refused before."""
+
 _DEFINITIONS = ("$defs", "definitions")
 _ANNOTATIONS = (
     *("title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "discriminator"),
@@ -50,12 +62,15 @@ class Unheld(InvalidRequest):
 
 class SchemaRoot:
     """Root of a tool's schema, which the references in it lead into. With `exact` a schema that can be taken apart only
-    to ones that allow more is none that can be held."""
+    to ones that allow more is none that can be held. `tool` is the name of the tool."""
 
-    def __init__(self, root: Mapping[str, Any], *, exact: bool = False) -> None:
+    def __init__(self, root: Mapping[str, Any], *, exact: bool = False, tool: str = "") -> None:
         self._root = root
+        self.tool = tool
         self._names: dict[str, str] | None = None
         self._visits = 0
+        self._most_visits = 0
+        self._known_types: dict[str, list[str] | None] = {}
         self.exact = exact
 
     def objects(self) -> list[dict[str, Any]]:
@@ -65,15 +80,58 @@ class SchemaRoot:
             raise Unheld(f"has {fault}, which calls in the model's format can't be held to")
         return found
 
+    def own(self) -> dict[str, Any]:
+        """Return the root's own keywords, without what other schemas add to it."""
+        return _own(self._root)
+
     def branches(self, schema: Any) -> list[dict[str, Any]]:
         """Return plain schemas, without references and alternatives, of which a value has to match one. They have an
         `enum` of the values that other keywords allow, or a `type`: a tuple, empty for any type. Raises Unheld."""
         if schema is True or schema == {}:
             return [{"type": ()}]
+        self._most_visits = min(self._visits + MAX_VISITS, MAX_VISITS_OF_ROOT)
         found = list(filter(None, map(_settled, self._conjunctions(schema, ()))))
         if not found:
             raise Unheld("allows no value")
         return found
+
+    def types(self, schema: Any) -> tuple[str, ...]:
+        """Return JSON types among which are those of all values that a schema allows, from a look at each part of it;
+        () where it does not say, or refers to nothing."""
+        try:
+            return tuple(self._types(schema, ()) or ())
+        except RecursionError:
+            return ()
+
+    def _types(self, schema: Any, above: tuple[str, ...]) -> list[str] | None:
+        """Return the types; None for any. `above` are the references that led to the schema."""
+        if not isinstance(schema, Mapping):
+            return None
+        own = _own(schema)
+        found = list(own["type"]) if own.get("type") else None
+        if found is None and own.get("enum"):
+            found = list(dict.fromkeys(map(type_of, own["enum"])))
+        found = [name for name in found if name in TYPES] if found else None
+        reference = schema.get("$ref")
+        if isinstance(reference, str) and reference not in above and len(above) < MAX_REFERENCES:
+            found = _both_types(found, self._types_of(reference, above))
+        for part in _list(schema.get("allOf")):
+            found = _both_types(found, self._types(part, above))
+        for parts in filter(None, (_list(schema.get(key)) for key in ("anyOf", "oneOf"))):
+            each = [self._types(part, above) for part in parts]
+            if all(each):
+                found = _both_types(found, list(dict.fromkeys(name for types in each if types for name in types)))
+        return found or list(dict.fromkeys(name for key in own for name in _BY_KEYWORD.get(key, ()))) or None
+
+    def _types_of(self, reference: str, above: tuple[str, ...]) -> list[str] | None:
+        if reference not in self._known_types:
+            self._known_types[reference] = None  # where it leads back to itself
+            try:
+                target = self.find(reference)
+            except Unheld:
+                return None
+            self._known_types[reference] = self._types(target, (*above, reference))
+        return self._known_types[reference]
 
     def find(self, reference: str) -> Any:
         """Return the schema that a reference leads to. Raises Unheld where it leads to nothing."""
@@ -98,7 +156,7 @@ class SchemaRoot:
     def _conjunctions(self, schema: Any, above: tuple[str, ...]) -> list[dict[str, Any]]:
         """Return the merged schemas of all ways to match one. `above` are the references that led to it."""
         self._visits += 1
-        if self._visits > MAX_VISITS:
+        if self._visits > self._most_visits:
             raise Unheld("has too many references and alternatives: use fewer")
         if schema is False:
             return []
@@ -107,11 +165,12 @@ class SchemaRoot:
         found = [_own(schema)]
         for parts, once in self._parts(schema, above):
             alternatives = [self._conjunctions(part, way) for part, way in parts]
-            if once and self.exact and not all(_disjoint(*pair) for pair in combinations(alternatives, 2)):
-                raise Unheld("has oneOf with schemas that the same value may match: use anyOf")
-            added = [branch for branches in alternatives for branch in branches]
+            lists = [_joined(branches) for branches in alternatives]
+            added = _joined(branch for branches in lists for branch in branches)
             if len(found) * len(added) > MAX_BRANCHES:
                 raise Unheld(f"has over {MAX_BRANCHES} combinations of alternatives: use fewer")
+            if once and self.exact and not _are_disjoint(lists):
+                raise Unheld("has oneOf with schemas that the same value may match: use anyOf")
             found = [merged for one in found for other in added if (merged := _merged(one, other)) is not None]
         return found
 
@@ -160,9 +219,16 @@ def lengths(branch: Mapping[str, Any], of: str = "Length") -> tuple[int, int | N
     return int(branch.get(f"min{of}", 0)), None if most is None else int(most)
 
 
+def _both_types(one: list[str] | None, other: list[str] | None) -> list[str] | None:
+    """Return the types of values that have one of each list; the first list where none has, None for any."""
+    if one is None or other is None:
+        return one or other
+    return list(_both("type", one, other)) or one
+
+
 def _own(schema: Mapping[str, Any]) -> dict[str, Any]:
     """Return the keywords of a schema itself that have the right shapes."""
-    found = {key: value for key, value in schema.items() if _is_kept(key, value)}
+    found = {key: value for key, value in schema.items() if key in _ASSERTIONS and _is_kept(key, value)}
     if "type" in found:
         found["type"] = (found["type"],) if isinstance(found["type"], str) else tuple(found["type"])
     if "const" in found:
@@ -175,8 +241,6 @@ def _own(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_kept(key: str, value: Any) -> bool:
-    if key in _ANNOTATIONS or key in _APPLICATORS:
-        return False
     if key in ("type", "required") and isinstance(value, list):
         return all(isinstance(name, str) for name in value)
     if key == "type":
@@ -211,6 +275,8 @@ def _both(key: str, one: Any, other: Any) -> Any:
         return {**one, **other, **shared}
     if key in ("items", "additionalProperties", "propertyNames"):
         return {"allOf": [one, other]}
+    if key in ("pattern", "format"):  # no text is held to them
+        return one
     raise Unheld(f"has more than one {key} for the same value: give one")
 
 
@@ -252,9 +318,34 @@ def _in_bounds(value: float, branch: Mapping[str, Any]) -> bool:
     )
 
 
-def _disjoint(some: Iterable[Mapping[str, Any]], others: Iterable[Mapping[str, Any]]) -> bool:
-    """Whether no value matches schemas of both groups, by types, listed values, or a property that tells them apart."""
-    return all(_differ(one, other) for one in some for other in others)
+def _joined(branches: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return plain schemas with those that only list values as one, the first of them."""
+    found: list[dict[str, Any]] = []
+    values: dict[str, Any] = {}
+    for branch in branches:
+        if "enum" not in branch or not branch.keys() <= _CHECKED:
+            found.append(branch)
+            continue
+        if not values:
+            found.append({"enum": []})
+            listed = found[-1]
+        values |= {_key(value): value for value in branch["enum"] if _fits(value, branch)} | values
+        listed["enum"] = list(values.values())
+    return [branch for branch in found if branch.get("enum", True) != []]
+
+
+def _are_disjoint(groups: Sequence[Sequence[Mapping[str, Any]]]) -> bool:
+    """Whether no value matches schemas of two groups, by types, listed values, or properties that tell them apart."""
+    listed = [_key(value) for branches in groups for branch in branches for value in branch.get("enum", ())]
+    if len({*listed}) < len(listed):
+        return False
+    return all(
+        _differ(one, other)
+        for some, others in combinations(groups, 2)
+        for one in some
+        for other in others
+        if not ("enum" in one and "enum" in other)
+    )
 
 
 def _differ(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
@@ -265,10 +356,28 @@ def _differ(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
             return not any(_fits(value, rest) for value in values["enum"])
     if "type" in one and "type" in other and not _both("type", one["type"], other["type"]):
         return True
-    names = {*one.get("required", ())} & {*other.get("required", ())}
-    tags = [[_own(schema.get("properties", {}).get(name) or {}) for schema in (one, other)] for name in names]
-    objects = one.get("type") == other.get("type") == ("object",)
-    return objects and any("enum" in tag and "enum" in as_well and _differ(tag, as_well) for tag, as_well in tags)
+    return one.get("type") == other.get("type") == ("object",) and (
+        _forbids(one, other) or _forbids(other, one) or _has_tag(one, other)
+    )
+
+
+def _forbids(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether an object's schema requires a property that another one allows no object to have."""
+    names, closed = other.get("properties", {}), other.get("additionalProperties") is False
+    return any(
+        names[key] is False if key in names else closed and not other.get("patternProperties")
+        for key in one.get("required", ())
+    )
+
+
+def _has_tag(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether a property that one of two schemas of objects requires lists other values in both."""
+    for name in dict.fromkeys((*one.get("required", ()), *other.get("required", ()))):
+        tags = [schema.get("properties", {}).get(name) for schema in (one, other)]
+        first, second = (_own(tag) if isinstance(tag, Mapping) else {} for tag in tags)
+        if "enum" in first and "enum" in second and not _common(first["enum"], second["enum"]):
+            return True
+    return False
 
 
 def unheld_names(branch: Mapping[str, Any]) -> str:

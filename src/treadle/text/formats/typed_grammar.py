@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,17 +11,31 @@ from typing import Any
 from . import lark
 from .any_key import ANY_KEY, repeated, takes_any, with_any_key
 from .base import ToolSpec
+from .integer_ranges import integers_between
 from .schema_branches import SchemaRoot, Unheld, lengths, type_of, types_in
-from .typed_values import STRING, to_json, types_of_parameters
+from .typed_values import STRING, to_json, types_of_tool
 
 Writer = Callable[[str, str, bool], str]
 """Joins a parameter's name and the expression of its value with the end, of a string where the flag is set."""
 
+MAX_LENGTH = 16
+"""Greatest length that texts are held to whose end is no special token. The lexer finds the end in the same terminal
+that counts, in a state for each character and each part of the end: for longer ones a search for the end of a call
+takes seconds, up to an error of the lexer."""
+
+MANY = 64
+"""Literals from which on they are one terminal."""
+
 _BEGINS = {"array": r"\[", "object": r"\{", "integer": "[0-9-]", "number": "[0-9-]"}
+_WHOLE = {
+    "integer": "-?(0|[1-9][0-9]*)",
+    "number": r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?",
+}
 _WORDS = {"boolean": "true|false|True|False", "null": "null|None"}
 _SPACE = r"[\s\x1c-\x1f]*"
 _QUOTED = r"\x22([^\x22\\]|\\.)*\x22"
 _NUMBERS = {"integer": r"/-?(0|[1-9][0-9]{0,14})/", "number": r"/-?(0|[1-9][0-9]{0,14})(\.[0-9]{1,6})?/"}
+_LARGEST = 10**15 - 1
 _LITERALS = {"boolean": ('"true"', '"false"'), "null": ('"null"',)}
 
 
@@ -38,10 +53,8 @@ class _Choices:
         """Whether all values of a JSON type are allowed."""
         if name == "null" and None in self.values:
             return True
-        return any(
-            other.keys() == {"type"} and {name, "number" if name == "integer" else name} & {*other["type"]}
-            for other in self.others
-        )
+        names = {name, "number"} if name == "integer" else {name}
+        return any(other.keys() == {"type"} and names & {*other["type"]} for other in self.others)
 
 
 class ValueGrammar:
@@ -53,14 +66,15 @@ class ValueGrammar:
         self._end = end
         self._markers = markers
         self._declares = declares
+        self._counts = grammar.begins_with_token(end)
 
     def parameters(self, tool: ToolSpec, write: Writer) -> str:
         """Return the expression of a tool's parameters in the order of its schema, optional ones perhaps left out, or
         of any parameters. Raises Unheld for a strict tool with a schema that can't be held."""
         if tool.text_grammar:
             return write("input", f"{self._grammar.nested(tool.text_grammar)} {self._grammar.text(self._end)}", True)
-        root = SchemaRoot(tool.parameters, exact=tool.strict)
-        types = types_of_parameters(SchemaRoot(tool.parameters))
+        root = SchemaRoot(tool.parameters, exact=tool.strict, tool=tool.name)
+        types = types_of_tool(tool)
         return _one_of(self._members(branch, root, types, write) for branch in objects_of(tool, root, self._grammar))
 
     def _members(
@@ -85,9 +99,12 @@ class ValueGrammar:
             return self._open(key, write)
 
     def _held(self, key: str, schema: Any, root: SchemaRoot, types: Sequence[str], write: Writer) -> str:
+        if (possible := root.types(schema)) and STRING not in possible:
+            return write(key, self._whole(schema, root), False)
         found = _choices(root.branches(schema))
         if found.open:
             return self._open(key, write)
+        self._limit_lengths(key, found, root)
         if self._declares:
             texts = self._texts([value for value in found.values if isinstance(value, str)], found, root)
             others = self._json([value for value in found.values if not isinstance(value, str)], found, schema, root)
@@ -97,10 +114,23 @@ class ValueGrammar:
         elif STRING not in found.types:
             parts = [write(key, self._json(found.values, found, schema, root), False)]
         else:
-            parts = [write(key, self._mixed(found, types, root), True)]
+            parts = [write(key, self._mixed(key, found, types, root), True)]
         if not parts or parts == [""]:
             raise Unheld("has no value that calls in the model's format can have")
         return _one_of(parts)
+
+    def _whole(self, schema: Any, root: SchemaRoot) -> str:
+        """Return the expression of a schema's values as JSON. None of them is a string."""
+        return f"{self._grammar.json(root.alone(schema))} {self._grammar.text(self._end)}"
+
+    def _limit_lengths(self, key: str, found: _Choices, root: SchemaRoot) -> None:
+        """Leave those lengths of texts free that are too long to count. Raises Unheld instead where the schema has to
+        be held exactly."""
+        if self._counts:
+            return
+        found.texts, before = list(map(counted, found.texts)), found.texts
+        if found.texts != before:
+            give_up(too_long(), key, root, self._grammar)
 
     def _open(self, key: str, write: Writer) -> str:
         """Return the expression of a parameter with any value."""
@@ -113,7 +143,7 @@ class ValueGrammar:
         """Return the expression of strings that are written and read as they are; "" if there are none."""
         literals = [lark.literal(value) for value in values if self._is_read(value, value, root)]
         if not found.texts:
-            return f"{lark.any_of(literals)} {self._grammar.text(self._end)}" if literals else ""
+            return self._listed(literals) if literals else ""
         return self._until(self._grammar.text_without(self._markers, _length(found.texts)), literals)
 
     def _json(self, values: Sequence[Any], found: _Choices, schema: Any, root: SchemaRoot) -> str:
@@ -125,22 +155,41 @@ class ValueGrammar:
             parts += [self._grammar.json(root.alone(other)) for other in found.others]
         return f"{_one_of(parts)} {self._grammar.text(self._end)}" if parts else ""
 
-    def _mixed(self, found: _Choices, types: Sequence[str], root: SchemaRoot) -> str:
+    def _mixed(self, key: str, found: _Choices, types: Sequence[str], root: SchemaRoot) -> str:
         """Return the expression of values among which are strings, and which are read by `types`: what reads as JSON
-        of one of them is no string."""
+        of one of them is no string. Beside any texts arrays and objects are texts, too, unless the schema has to be
+        held exactly: then no text begins as one."""
         literals, others = self._written(found.values, types, root), list[str]()
+        begins = dict[str, None]()
         for other in found.others:
-            plain = [name for name in other["type"] if other.keys() == {"type"} and name not in ("array", "object")]
-            literals += [literal for name in plain for literal in _LITERALS.get(name, (_NUMBERS.get(name, ""),))]
-            if rest := [name for name in other["type"] if name not in plain]:
-                others.append(self._grammar.json(root.alone({**other, "type": rest})))
+            for name in other["type"]:
+                one = {**other, "type": (name,)}
+                if (written := _plain_literals(name, one, bounded=bool(found.texts))) is not None:
+                    literals += written
+                elif root.exact or not found.texts:
+                    others.append(self._grammar.json(root.alone(one)))
+                    begins[name] = None
+                elif name in _NUMBERS:
+                    literals.append(_NUMBERS[name])
+                    begins[name] = None
         if not found.texts:
             parts = [*literals, *others]
+            if not others and parts:
+                return self._listed(parts)
             return f"{_one_of(parts)} {self._grammar.text(self._end)}" if parts else ""
-        length, without = _length(found.texts), _no_string(found, types)
+        if not root.exact and any(name in _NUMBERS for name in begins):
+            give_up(Unheld("has limits of numbers beside texts, which can't be held"), key, root, self._grammar)
+        length, without = _length(found.texts), _no_string(found, types, begins, exact=root.exact)
         terms = " & ".join(filter(None, (length, without and f"~/(?s:{_SPACE}({without}){_SPACE})/")))
         text = self._until(self._grammar.text_without(self._markers, terms), literals if terms else ())
         return _one_of((text, *(f"{other} {self._grammar.text(self._end)}" for other in others)))
+
+    def _listed(self, literals: Sequence[str]) -> str:
+        """Return the expression of one of some literals. Many of them are one terminal: masks and searches take time
+        for each expression otherwise."""
+        if len(literals) <= MANY:
+            return f"{_one_of(literals)} {self._grammar.text(self._end)}"
+        return self._grammar.until(self._end, self._grammar.terminal("VALUE", " | ".join(dict.fromkeys(literals))))
 
     def _until(self, terminal: str, literals: Iterable[str]) -> str:
         """Return the expression of a terminal of texts or of literals, with the end behind it. They are one terminal,
@@ -176,14 +225,15 @@ def objects_of(tool: ToolSpec, root: SchemaRoot, grammar: lark.Grammar) -> list[
         return root.objects()
     except Unheld as fault:
         give_up(fault, "", root, grammar)
-    return [{key: tool.parameters[key] for key in ("properties", "required") if tool.parameters.get(key)}]
+    own = root.own()
+    return [{key: own[key] for key in ("properties", "required") if own.get(key)}]
 
 
 def give_up(fault: Unheld, key: str, root: SchemaRoot, grammar: lark.Grammar) -> None:
     """Note that a parameter's value is free, or, where a schema has to be held exactly, raise Unheld with its name."""
     if root.exact or fault.parameter:
         raise Unheld(fault.message, fault.parameter or key)
-    grammar.unheld.append(f"{key} {fault.message}".lstrip())
+    grammar.leave_free(root.tool, f"{key} {fault.message}".lstrip())
 
 
 def members_of(branch: Mapping[str, Any]) -> dict[str, Any]:
@@ -220,13 +270,50 @@ def _length(texts: Sequence[tuple[int, int | None]]) -> str:
     return f"/(?s:{ranges})/"
 
 
-def _no_string(found: _Choices, types: Sequence[str]) -> str:
+def counted(length: tuple[int, int | None]) -> tuple[int, int | None]:
+    """Return the least and the greatest length without those that are too long to count."""
+    least, most = length
+    return least if least <= MAX_LENGTH else 1, most if most is None or most <= MAX_LENGTH else None
+
+
+def too_long() -> Unheld:
+    """Return the error for lengths that are too long to count."""
+    return Unheld(f"has a length of over {MAX_LENGTH} characters, which texts in the model's format can't be held to")
+
+
+def _plain_literals(name: str, schema: Mapping[str, Any], *, bounded: bool) -> tuple[str, ...] | None:
+    """Return Lark literals of all values of a type; None for one that has none, or has limits. With `bounded` there are
+    some of integers with limits, too."""
+    if schema.keys() == {"type"}:
+        return _LITERALS.get(name) or ((_NUMBERS[name],) if name in _NUMBERS else None)
+    limits = schema.keys() - {"type"}
+    if bounded and name == "integer" and limits <= {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"}:
+        least, most = _least_and_most(schema)
+        return (f"/{integers_between(least, most)}/",) if least <= most else ()
+    return None
+
+
+def _least_and_most(schema: Mapping[str, Any]) -> tuple[int, int]:
+    """Return the integers with up to 15 digits between which all those are that a schema allows."""
+    least = [-_LARGEST, math.ceil(schema.get("minimum", -_LARGEST))]
+    most = [_LARGEST, math.floor(schema.get("maximum", _LARGEST))]
+    if "exclusiveMinimum" in schema:
+        least.append(math.floor(schema["exclusiveMinimum"]) + 1)
+    if "exclusiveMaximum" in schema:
+        most.append(math.ceil(schema["exclusiveMaximum"]) - 1)
+    return max(least), min(most)
+
+
+def _no_string(found: _Choices, types: Sequence[str], begins: Iterable[str], *, exact: bool) -> str:
     """Return the regular expression of texts that are read as a value which is no string and is not allowed, or as a
-    string in quotes that may be too short."""
+    string in quotes that may be too short. With `exact` no text begins as values of the types
+    `begins`."""
     taken = [name for name in (types or (*_BEGINS, *_WORDS)) if name != STRING and not found.allows(name)]
-    parts = [f"{_BEGINS[name]}.*" for name in taken if name in _BEGINS]
-    parts += [f"{_BEGINS[name]}.*" for name in ("array", "object") if name in types and name not in taken]
+    parts = [_WHOLE[name] for name in taken if name in _WHOLE]
     parts += [_WORDS[name] for name in taken if name in _WORDS]
+    if exact:
+        parts += [f"{_BEGINS[name]}.*" for name in begins]
+        parts += [f"{_BEGINS[name]}.*" for name in ("array", "object") if name in types or name in taken]
     if any(least for least, _ in found.texts):
         parts.append(_QUOTED)
     return "|".join(dict.fromkeys(parts))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from itertools import chain
 from typing import Any
 
@@ -13,16 +15,29 @@ from .scanner import Markers, Mismatch, Scanner, Steps
 from .schema_branches import SchemaRoot, Unheld, types_in
 
 STRING = "string"
+_LONG = 1 << 16  # characters of a schema whose types are not kept
 _QUOTE_OR_OTHER = re.compile(r'["\\]|[^"\\]+')
 
 
 def parameter_types(tools: Iterable[ToolSpec]) -> dict[str, dict[str, tuple[str, ...]]]:
     """Return the JSON types of each tool's parameters, for `ReaderSetup.types`; () where the schema leaves it open."""
-    return {tool.name: types_of_parameters(SchemaRoot(tool.parameters)) for tool in tools}
+    return {tool.name: types_of_tool(tool) for tool in tools}
+
+
+def types_of_tool(tool: ToolSpec) -> dict[str, tuple[str, ...]]:
+    """Return the JSON types of a tool's parameters, as `parameter_types`."""
+    text = json.dumps(tool.parameters)
+    return dict(_types_by_text(text) if len(text) < _LONG else types_of_parameters(SchemaRoot(tool.parameters)))
+
+
+@lru_cache(maxsize=256)
+def _types_by_text(schema: str) -> dict[str, tuple[str, ...]]:
+    return types_of_parameters(SchemaRoot(json.loads(schema)))
 
 
 def types_of_parameters(root: SchemaRoot) -> dict[str, tuple[str, ...]]:
-    """Return the JSON types of all parameters; () where their schemas leave it open, or can't be taken apart."""
+    """Return the JSON types of all parameters; () where their schemas leave it open. Those of a schema that can't be
+    taken apart are the ones that its parts name."""
     found: dict[str, list[tuple[str, ...]]] = {}
     for branch in _objects(root):
         for key, schema in branch.get("properties", {}).items():
@@ -34,14 +49,14 @@ def _objects(root: SchemaRoot) -> list[dict[str, Any]]:
     try:
         return root.objects()
     except (Unheld, RecursionError):
-        return []
+        return [root.own()]
 
 
 def _types(schema: Any, root: SchemaRoot) -> tuple[str, ...]:
     try:
         return types_in(root.branches(schema))
     except (Unheld, RecursionError):
-        return ()
+        return root.types(schema)
 
 
 def to_json(text: str, types: Sequence[str]) -> str:
