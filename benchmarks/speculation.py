@@ -392,7 +392,8 @@ def cell(bench: Bench, rows: int, kind: str) -> dict[str, Any]:
             bench.drafter.use(LookupDrafter(None))
         else:
             answers = {f"{FAST} {i}": row for i, row in enumerate(bench.answers_of(prompts))}
-            bench.drafter.use(ScriptedDrafter(answers, float(kind), round_, compares=bench.options.compares))
+            seed = f"{rows} {kind} {round_}"
+            bench.drafter.use(ScriptedDrafter(answers, float(kind), seed, compares=bench.options.compares))
         plain, fast = bench.compare(prompts)
         pairs = [pair for pair in zip(prompts, plain.rows, fast.rows, strict=True) if pair[1] != pair[2]]
         differing += len(pairs)
