@@ -18,7 +18,12 @@ class ScriptedDrafter:
     names = ("scripted",)
 
     def __init__(
-        self, answers: Mapping[str, Sequence[int]], acceptance: float = 1.0, seed: int | str = 0, *, compares: bool = False
+        self,
+        answers: Mapping[str, Sequence[int]],
+        acceptance: float = 1.0,
+        seed: int | str = 0,
+        *,
+        compares: bool = False,
     ) -> None:
         self.answers = answers
         self.acceptance = acceptance
