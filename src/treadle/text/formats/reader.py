@@ -182,7 +182,7 @@ class AnswerReader:
         try:
             yield from self._format.read(self._context, start)
         except Mismatch as mismatch:
-            if self._forced and self._scan.ended:
+            if self._forced and isinstance(mismatch, EndOfAnswer):
                 self._scan.drop_rest()
                 return True
             is_call = self._out.calls > before

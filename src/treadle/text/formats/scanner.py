@@ -63,6 +63,7 @@ class Scanner:
         self._before = 0  # characters consumed before `_text`
         self._recorded: list[str] = []
         self._recorded_from = 0
+        self._cut_at = -1  # the position behind which the answer ends in the beginning of an accepted text
         self.recording = False
         self.ended = False
 
@@ -110,8 +111,9 @@ class Scanner:
         return text
 
     def fail(self, reason: str) -> NoReturn:
-        """Raise EndOfAnswer at the end of the answer, otherwise Mismatch."""
-        if self.is_done:
+        """Raise EndOfAnswer at the end of the answer, or where it ends in the beginning of what was to be accepted;
+        otherwise Mismatch."""
+        if self.is_done or self._cut_at == self.position:
             raise EndOfAnswer(f"{reason}, but the answer ended")
         raise Mismatch(reason)
 
@@ -164,7 +166,10 @@ class Scanner:
             for text in texts:
                 if rest.startswith(text):
                     return self.advance(len(text))
-            if self.ended or not any(text.startswith(rest) for text in texts):
+            begins = any(text.startswith(rest) for text in texts)
+            if self.ended or not begins:
+                if begins:
+                    self._cut_at = self.position
                 return None
             yield
 
