@@ -96,6 +96,7 @@ def test_what_the_tokenizer_has_is_not_added_again(tmp_path: Path) -> None:
         (b'{"added_tokens": 3}', "Expected `array`"),
         (b'{"version": "1.0"}', "tokenizer.json"),
         (b'{"version": "\xff"}', "tokenizer.json"),
+        pytest.param(b'{"a": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "nested too deeply", id="deep"),
     ],
 )
 def test_a_file_that_is_none_is_refused_with_the_reason(tmp_path: Path, content: bytes | None, message: str) -> None:

@@ -22,8 +22,11 @@ _FLAGS = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": 
 def for_llguidance(data: bytes, added: Iterable[AddedToken]) -> str:
     """Return tokenizer.json as text: with the tokens in `added` whose content and id it lacks, a special token for each
     id that has none, and without normalizers that change the meaning of a text. Raises msgspec.MsgspecError, and
-    ValueError where most ids have none."""
-    tokenizer = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
+    ValueError where most ids have none, or where values are nested too deeply."""
+    try:
+        tokenizer = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
+    except RecursionError as error:
+        raise ValueError("values in tokenizer.json are nested too deeply") from error
     edits = {**_all_tokens(tokenizer, added), **_normalizer(tokenizer)}
     if not edits:
         return data.decode("utf-8")
