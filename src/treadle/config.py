@@ -5,11 +5,8 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import errno
 import math
-import os
 import re
-import stat
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import Field, dataclass, field
@@ -18,6 +15,7 @@ from typing import Any
 
 from .errors import ConfigError, spelled
 from .host_names import ANY, address_of, bindable, host_of, is_pattern, nearest_origin, origin_of
+from .regular_files import read_regular
 
 GRPC_WIRES = ("mlx", "vllm", "both")
 GRPC_OPTIONS = ("grpc_host", "grpc_cert", "grpc_key", "grpc_client_ca", "grpc_auth", "grpc_no_auth")
@@ -213,7 +211,7 @@ class Settings:
         """Build settings from a TOML file, with `overrides` (flags) on top. `spelling` maps the names of settings that
         are not in the file to what the user wrote. Raises ConfigError."""
         try:
-            values = tomllib.loads(_read_regular(path).decode("utf-8"))
+            values = tomllib.loads(read_regular(path, MAX_FILE_BYTES).decode("utf-8"))
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else error
             raise ConfigError(f"can't read the settings file {path}: {reason}") from error
@@ -225,20 +223,6 @@ class Settings:
         names = dict(spelling or {}) | {name: f"{k} in {path}" for name, k in keys.items() if name not in given}
         merged = {name: values[k] for name, k in keys.items()} | given
         return cls.from_mapping(merged, source=str(path), spelling=names)
-
-
-def _read_regular(path: Path) -> bytes:
-    """Read a settings file. Raises OSError, also for a pipe or a device, whose reading might not end, and for a file
-    that is too large to hold settings."""
-    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    with open(handle, "rb") as file:
-        facts = os.fstat(handle)
-        if not stat.S_ISREG(facts.st_mode) and not stat.S_ISDIR(facts.st_mode):
-            raise OSError(errno.EINVAL, "it is not a regular file")
-        content = file.read(MAX_FILE_BYTES + 1)
-    if len(content) > MAX_FILE_BYTES:
-        raise OSError(errno.EFBIG, f"it has more than {MAX_FILE_BYTES} bytes, which no settings have")
-    return content
 
 
 def check_api_key(key: str) -> None:

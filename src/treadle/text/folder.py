@@ -6,11 +6,8 @@ preprocessor_config.json and processor_config.json.
 
 from __future__ import annotations
 
-import errno
 import json
 import logging
-import os
-import stat
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +15,7 @@ from typing import Any
 
 from ..context_length import NO_LIMIT, context_length, positive_int
 from ..errors import ConfigError, ModelError
+from ..regular_files import read_regular
 
 log = logging.getLogger(__name__)
 
@@ -158,15 +156,6 @@ _SAMPLING: dict[str, Callable[[float], bool]] = {
     "min_p": lambda v: 0 <= v <= 1,
     "repetition_penalty": lambda v: 0 < v <= 10,
 }
-
-
-def read_regular(path: Path) -> bytes:
-    """Read a regular file. Raises OSError, also for a pipe or a device: opening a pipe would wait for a writer."""
-    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    with open(handle, "rb") as file:
-        if not stat.S_ISREG(os.fstat(handle).st_mode):
-            raise OSError(errno.EINVAL, "it is not a regular file")
-        return file.read()
 
 
 def read_object(path: Path) -> dict[str, Any]:

@@ -8,7 +8,8 @@ from typing import Any
 import msgspec
 
 from ..errors import ModelError, one_line
-from .folder import FolderConfig, read_regular
+from ..regular_files import read_regular
+from .folder import FolderConfig
 
 _MOST_CHARS = 40
 

@@ -26,8 +26,9 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ..errors import InvalidRequest, ModelError, one_line
+from ..regular_files import read_regular
 from .continuation import cut_at_marker, with_marker
-from .folder import FolderConfig, read_object, read_override, read_regular
+from .folder import FolderConfig, read_object, read_override
 from .template_traits import TemplateTraits, least_chats, probe
 
 log = logging.getLogger(__name__)

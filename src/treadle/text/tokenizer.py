@@ -10,10 +10,11 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer
 
 from ..errors import ContextLengthExceeded, InvalidRequest, ModelError, UnsupportedParameter, one_line
+from ..regular_files import read_regular
 from .answer_formats import AUTO, AnswerFormats, choose_formats
 from .byte_decoders import byte_token_decoder
 from .check import check_text
-from .folder import FolderConfig, read_regular
+from .folder import FolderConfig
 from .formats.registry import find
 from .images import Layout, read_image_settings
 from .images.prompt import ImageForm, ImageTexts, PlacedImage, images_of

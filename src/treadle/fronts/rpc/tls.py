@@ -11,7 +11,7 @@ import grpc
 
 from ...config import Settings
 from ...errors import ConfigError, one_line
-from ...text.folder import read_regular
+from ...regular_files import read_regular
 
 ANY_STRENGTH = "DEFAULT:@SECLEVEL=0"  # the strength of keys is not checked here
 

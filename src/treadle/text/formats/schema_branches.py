@@ -7,9 +7,9 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
 from typing import Any
-from urllib.parse import unquote
 
 from ...errors import InvalidRequest
+from ...schema_pointers import MISSING, SchemaPointers
 
 MAX_BRANCHES = 128
 """Most plain schemas that one schema is taken apart into."""
@@ -48,7 +48,6 @@ _ANNOTATIONS = (
 _MAPS = ("properties", "patternProperties")
 _SHAPES: dict[str, type] = {"enum": list, "required": list, **dict.fromkeys(_MAPS, Mapping)}
 _TEXTS = ("enum", "const", "default", "examples", "required")
-_MISSING = object()
 
 
 class Unheld(InvalidRequest):
@@ -67,7 +66,7 @@ class SchemaRoot:
     def __init__(self, root: Mapping[str, Any], *, exact: bool = False, tool: str = "") -> None:
         self._root = root
         self.tool = tool
-        self._names: dict[str, str] | None = None
+        self._pointers = SchemaPointers(root)
         self._visits = 0
         self._most_visits = 0
         self._known_types: dict[str, list[str] | None] = {}
@@ -135,11 +134,9 @@ class SchemaRoot:
 
     def find(self, reference: str) -> Any:
         """Return the schema that a reference leads to. Raises Unheld where it leads to nothing."""
-        pointer = reference[1:] if reference == "#" or reference.startswith("#/") else self._named(reference)
-        node: Any = self._root if pointer is not None else _MISSING
-        for step in (pointer or "").split("/")[1:]:
-            node = _child(node, unquote(step).replace("~1", "/").replace("~0", "~"))
-        if node is _MISSING:
+        pointer = self._pointers.pointer(reference)
+        node = MISSING if pointer is None else self._pointers.find(pointer)
+        if node is MISSING:
             raise Unheld(f"refers to {reference[:100]!r}, which is not in it")
         return node
 
@@ -185,15 +182,6 @@ class SchemaRoot:
             if parts := _list(schema.get(key)):
                 found.append(([(part, above) for part in parts], key == "oneOf"))
         return found
-
-    def _named(self, reference: str) -> str | None:
-        """Return the pointer to a schema with an id or an anchor."""
-        if self._names is None:
-            self._names = dict(_names(self._root, ""))
-        base, _, fragment = reference.partition("#")
-        if fragment.startswith("/") and base in self._names:
-            return self._names[base] + fragment
-        return self._names.get(reference.removesuffix("#") or "#")
 
 
 def types_in(branches: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
@@ -402,27 +390,6 @@ def _key(value: Any) -> str:
 
 def _list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
-
-
-def _child(node: Any, step: str) -> Any:
-    if isinstance(node, Mapping):
-        return node.get(step, _MISSING)
-    if isinstance(node, list) and step.isdecimal() and int(step) < len(node):
-        return node[int(step)]
-    return _MISSING
-
-
-def _names(node: Any, pointer: str) -> Iterable[tuple[str, str]]:
-    """Yield the ids and anchors of schemas with their pointers, the first one last."""
-    if isinstance(node, list):
-        for index, value in enumerate(node):
-            yield from _names(value, f"{pointer}/{index}")
-    if isinstance(node, Mapping):
-        for key, value in node.items():
-            yield from _names(value, f"{pointer}/{key.replace('%', '%25').replace('~', '~0').replace('/', '~1')}")
-        for key, prefix in (("$id", ""), ("id", ""), ("$anchor", "#")):
-            if isinstance(name := node.get(key), str):
-                yield prefix + name.removesuffix("#"), pointer
 
 
 def _moved(schema: Any, names: dict[str, str]) -> Any:
