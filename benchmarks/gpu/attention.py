@@ -31,6 +31,7 @@ from treadle.runner.device.staging import Staging  # noqa: E402
 from treadle.runner.kv.paged.kernels import Kernels  # noqa: E402
 from treadle.runner.kv.paged.pool import Pool  # noqa: E402
 from treadle.runner.kv.paged.tiling import (  # noqa: E402
+    COLUMNS,
     COUNT,
     COUNTERS,
     DECODE_ROWS,
@@ -64,13 +65,15 @@ class Case:
     def of(cls, kernels: Kernels, rows: Sequence[tuple[int, int]], pools: int = 1) -> Case:
         counts, positions = (np.array(column) for column in zip(*rows, strict=True))
         held = -(-(counts + positions) // kernels.page)
-        lines = [np.cumsum(counts) - counts, counts, positions, np.cumsum(held) - held]
+        lines = np.zeros((len(counts), COLUMNS), np.int32)
+        lines[:, FIRST], lines[:, COUNT], lines[:, POSITION] = np.cumsum(counts) - counts, counts, positions
+        lines[:, PAGES] = np.cumsum(held) - held
         total = int(held.sum())
         tables = np.random.default_rng(0).permutation(total).astype(np.int32)
         heads, dim = kernels.heads, kernels.dim
         case = cls(
             kernels=kernels,
-            segments=np.stack(lines, axis=1).astype(np.int32),
+            segments=lines,
             tables=tables,
             pages=mx.array(tables),
             pools=[_pool(kernels, total) for _ in range(pools)],

@@ -23,6 +23,7 @@ from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field
 from itertools import accumulate
 from math import inf
+from operator import itemgetter
 
 from .acceptance import MatchedAcceptance
 from .plan import MAX_SCORED_TOKENS
@@ -155,7 +156,7 @@ class DraftBudget:
         if (bound := self._bound(rows, max(chances[0] for chances in offers.values()), self._ends)) < GAIN:
             return self._refused(rows, bound, offers)
         drafts = [(chance, -place, seq) for seq, chances in offers.items() for place, chance in enumerate(chances)]
-        drafts.sort(key=lambda draft: draft[:2], reverse=True)
+        drafts.sort(key=itemgetter(0, 1), reverse=True)
         del drafts[room:]
         gain, count = self._best(rows, [chance for chance, _, _ in drafts])
         if gain < GAIN:

@@ -301,7 +301,8 @@ class Scheduler:
     def statistics(self, now: float, runner: RunnerStatistics, step_s: float = 0.0) -> EngineStatistics:
         """Return a snapshot of counts and times."""
         waits_s = [now - seq.arrived for seq in self._queue.waiting]
-        running, held, speculation = self._running.values(), len(self._queue.held), self._speculation.statistics()
+        running, held = self._running.values(), len(self._queue.held)
+        speculation = self._speculation.statistics(busy=bool(running))
         spec_prefill, vision = self._spec_prefill.statistics(running), self._encodings.statistics()
         return self._counters.statistics(running, waits_s, held, speculation, spec_prefill, vision, runner, step_s)
 

@@ -26,6 +26,7 @@ _LOOKS = 2  # steps
 _FIRST_LOOKS = 16  # at sequences, by a server that knows nothing: there is no pause between these
 _PROPOSING_TIMES = 3  # what drafts cost beside the time in which they are counted: to follow, and to choose them
 _CHOOSING_ROWS = 2  # choosing costs as much as so many sequences more, however many there are
+_SHOWN_EVERY = 16  # outcomes: chances are made anew so often
 _SHOWN_PLACES = 4
 _SHOWN_MATCHES = (2, 4, 8, 16, 32)
 
@@ -44,9 +45,9 @@ class _TimedPlan:
 
 @dataclass(frozen=True, slots=True)
 class _Chances:
-    """Chances that statistics show, after so many `outcomes`: they are made for each step, and change with these."""
+    """Chances that statistics show, after so many `outcomes`."""
 
-    outcomes: int = -1
+    outcomes: int = -_SHOWN_EVERY
     by_place: tuple[float, ...] = ()
     by_match: tuple[tuple[int, float], ...] = ()
 
@@ -160,11 +161,11 @@ class Speculation:
         if self._budget is not None and drafted:
             self._budget.observe(seq, match, drafted, accepted)
 
-    def statistics(self) -> SpeculationStatistics:
-        """Return a snapshot."""
+    def statistics(self, *, busy: bool = False) -> SpeculationStatistics:
+        """Return a snapshot. In a `busy` engine, which makes one for each step, chances may be some outcomes old."""
         if self._budget is None:
             return SpeculationStatistics(reason=NOTHING_MEASURED)
-        if self._chances.outcomes != self._budget.outcomes:
+        if self._budget.outcomes - self._chances.outcomes >= (_SHOWN_EVERY if busy else 1):
             self._chances = _chances_of(self._budget)
         return SpeculationStatistics(
             steps=self._steps,

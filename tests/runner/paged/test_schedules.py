@@ -42,8 +42,8 @@ class Watched(Looped):
         self._begin = self.backend.begin
         self.backend.begin = self._watch  # type: ignore[method-assign]
 
-    def _watch(self, batch: RaggedBatch) -> None:
-        self._begin(batch)
+    def _watch(self, batch: RaggedBatch, *, ids: bool = False) -> None:
+        self._begin(batch, ids=ids)
         tables = {id_: sequence.kv.table for id_, sequence in self.runner._rows.items() if sequence.kv is not None}
         slots = self.backend._step.tables[0].slots.tolist()
         for segment, piece in zip(batch.segments, placed(batch), strict=True):

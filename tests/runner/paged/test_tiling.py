@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from treadle.runner.kv.paged.tiling import (
+    COLUMNS,
     COUNT,
     COUNTERS,
     DECODE_BLOCKS,
@@ -42,8 +43,11 @@ def segments(parts: list[tuple[int, int]]) -> np.ndarray:
     counts = np.array([count for count, _ in parts])
     positions = np.array([position for _, position in parts])
     pages = -(-(counts + positions) // PAGE)
-    lines = np.stack([np.cumsum(counts) - counts, counts, positions, np.cumsum(pages) - pages], axis=1)
-    return lines.astype(np.int32)
+    lines = np.zeros((len(parts), COLUMNS), np.int32)
+    lines[:, [FIRST, COUNT, POSITION, PAGES]] = np.stack(
+        [np.cumsum(counts) - counts, counts, positions, np.cumsum(pages) - pages], axis=1
+    )
+    return lines
 
 
 def items_of(tiles: Tiles, wide: bool = False) -> np.ndarray:

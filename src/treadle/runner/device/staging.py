@@ -83,13 +83,13 @@ class Staging:
     def put(self, *arrays: npt.NDArray[Any]) -> list[Any]:
         """The arrays, on the device: reserved ones, where such were expected."""
         layout = [(array.shape, array.dtype) for array in arrays]
-        *starts, end = _starts(layout)
-        packed = np.zeros(end, np.uint32)
-        for array, start in zip(arrays, starts, strict=True):
-            packed[start : start + array.size] = array.ravel().view(np.uint32)
-        made = self._expected(layout, packed) if self._reserved else None
-        if made is None:
-            made = _parts(self._copied(packed, _padded(end)), layout, starts)
+        *starts, end = _starts(arrays)
+        expected = self._expected(layout) if self._reserved else None
+        if expected is None:
+            made = _parts(self._copied(arrays, starts, _padded(end)), layout, starts)
+        else:
+            _write(self._reserve.view[expected.first :], arrays, starts)
+            made = expected.arrays
         if self._notes:
             self._noted.append((layout, made))
         return made
@@ -108,7 +108,7 @@ class Staging:
         are copied: so whatever was put there after the reservation before has to be evaluated, or about to be.
         """
         self._reserved.clear()
-        starts = [_starts(layout) for layout, _ in self._noted]
+        starts = [_starts(arrays) for _, arrays in self._noted]
         firsts = [0, *accumulate(_padded(some[-1]) for some in starts)]
         found: dict[int, Any] = {}
         if firsts[-1] > RESERVE or not self._reserve.shared:
@@ -120,9 +120,9 @@ class Staging:
             found |= {id(old): new for old, new in zip(arrays, made, strict=True)}
         return found
 
-    def _expected(self, layout: _Layout, numbers: npt.NDArray[np.uint32]) -> list[Any] | None:
-        """The reserved arrays of that layout, with these numbers; None where others are next, and no more of them are
-        expected then."""
+    def _expected(self, layout: _Layout) -> _Reserved | None:
+        """The reserved arrays of that layout, whose numbers are to be written now; None where others are next, and no
+        more of them are expected then."""
         reserved = self._reserved.popleft()
         if reserved.layout != layout:
             self._reserved.clear()
@@ -130,21 +130,22 @@ class Staging:
         if not reserved.first:
             mx.eval(self._filled)
             self._filled.clear()
-        self._reserve.view[reserved.first : reserved.first + len(numbers)] = numbers
         self._filled.append(reserved.copy)
-        return reserved.arrays
+        return reserved
 
     @property
     def shared(self) -> bool:
         """Whether the device reads the staging buffer in place."""
         return self._memory.shared
 
-    def _copied(self, numbers: npt.NDArray[np.uint32], count: int) -> Any:
-        """The numbers as int32, padded to `count`, in the device's memory; not evaluated yet."""
+    def _copied(self, arrays: Sequence[npt.NDArray[Any]], starts: Sequence[int], count: int) -> Any:
+        """The arrays' numbers as `count` of int32, in the device's memory; not evaluated yet."""
         if not self._memory.shared or count > RING // 4:
-            return mx.array(np.pad(numbers, (0, count - len(numbers)))).astype(mx.int32)
+            numbers = np.zeros(count, np.uint32)
+            _write(numbers, arrays, starts)
+            return mx.array(numbers).astype(mx.int32)
         first = self._allocate(count)
-        self._memory.view[first : first + len(numbers)] = numbers
+        _write(self._memory.view[first : first + count], arrays, starts)
         copy = self._memory.array[first : first + count].astype(mx.int32)
         self._copies.append((first, first + count, copy))
         return copy
@@ -164,9 +165,14 @@ class Staging:
             mx.eval(self._copies.popleft()[2])
 
 
-def _starts(layout: _Layout) -> list[int]:
-    """Where each array of the layout begins among the numbers that are copied, and behind them the end of all."""
-    return [0, *accumulate(-(-math.prod(shape) // _ALIGNED) * _ALIGNED for shape, _ in layout)]
+def _starts(arrays: Sequence[Any]) -> list[int]:
+    """Where each array begins among the numbers that are copied, and behind them the end of all."""
+    return [0, *accumulate(-(-array.size // _ALIGNED) * _ALIGNED for array in arrays)]
+
+
+def _write(numbers: npt.NDArray[np.uint32], arrays: Sequence[npt.NDArray[Any]], starts: Sequence[int]) -> None:
+    for array, start in zip(arrays, starts, strict=True):
+        numbers[start : start + array.size] = array.reshape(-1).view(np.uint32)
 
 
 def _padded(count: int) -> int:

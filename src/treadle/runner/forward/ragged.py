@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Any
 
 import mlx.core as mx
@@ -30,11 +30,12 @@ class RaggedBatch:
     sequence's cache they have indices from `starts[i]` on; `indices` (T,) are those of all tokens. `positions` (T,), or
     (T, 3), are the same array unless some tokens have `columns`. `owned` are the indices of segments that are no
     padding, None where all are. With `in_buckets` the batch was padded to a bucket; with `verifies` some have drafts.
+    `staged` are the tokens (T, 1) on the device, where they have been put there with a backend's own arrays.
     """
 
     __slots__ = (
         *("columns", "count", "counts", "ends", "firsts", "in_buckets", "indices", "owned", "positions"),
-        *("segments", "starts", "verifies"),
+        *("segments", "staged", "starts", "verifies"),
     )
 
     def __init__(self, segments: Sequence[RowSegment], *, in_buckets: bool = False, verifies: bool = False) -> None:
@@ -52,9 +53,11 @@ class RaggedBatch:
             self.indices = self.positions = self.starts
         else:
             self.counts = np.array(counts, np.int32)
-            self.ends = np.cumsum(self.counts, dtype=np.int32)
+            self.ends = self.counts.cumsum(dtype=np.int32)
             self.firsts = self.ends - self.counts
-            self.indices = self.positions = _ranges(self.starts, self.counts)
+            own = np.arange(self.count, dtype=np.int32)
+            self.indices = self.positions = own + (self.starts - self.firsts).repeat(self.counts)
+        self.staged: Any | None = None
         self.columns: Columns | None = None
         if with_columns(segments):
             self.columns = Columns(segments, self.firsts.tolist(), self.indices)
@@ -66,6 +69,12 @@ class RaggedBatch:
     def real(self) -> Sequence[RowSegment]:
         """The segments that are no padding."""
         return self.segments if self.owned is None else [self.segments[i] for i in self.owned]
+
+    @property
+    def tokens(self) -> Numbers:
+        """The tokens (T, 1), on the host."""
+        ids = chain.from_iterable(segment.tokens for segment in self.segments)
+        return np.fromiter(ids, np.int32, self.count)[:, None]
 
 
 class ForwardPass:
@@ -150,13 +159,15 @@ class ForwardPass:
         buckets the number of indices is padded, too, and the head sees all tokens of a batch that only decodes."""
         if not batch.in_buckets and sum(wants) in (0, batch.count):
             return None
+        if batch.in_buckets and (wanted := sum(wants)) and decode_bucket(wanted) == batch.count:
+            through = max(i for i, count in enumerate(wants) if count)
+            if int(batch.ends[through]) == wanted:  # nothing comes before those that are wanted, or between them
+                return None
         last = np.array(wants, np.int32)
         rows = _ranges(batch.ends - last, last)
         if not batch.in_buckets:
             return self._put(rows)[0]
         segments = batch.real
-        if 0 < len(rows) == rows[-1] + 1 and decode_bucket(len(rows)) == batch.count:
-            return None
         single = sum(len(segment.tokens) == 1 for segment in segments)
         size = head_bucket(single, len(segments), len(rows))
         return self._put(np.pad(rows, (0, size - len(rows))))[0]
@@ -165,15 +176,14 @@ class ForwardPass:
         """The batch's tokens (T, 1) int32, on the device."""
         if previous is not None and _is_previous(batch, previous):
             return (previous if batch.count == previous.shape[0] else previous[: batch.count])[:, None]
-        tokens = np.zeros(batch.count, np.int32)
-        source_of = np.full(batch.count, -1, np.int32)
-        for segment, first, end in zip(batch.segments, batch.firsts.tolist(), batch.ends.tolist(), strict=True):
-            tokens[first:end] = segment.tokens
-            if segment.previous >= 0:
-                source_of[end - 1] = segment.previous
-        if previous is None or (source_of < 0).all():
-            return self._put(tokens[:, None])[0]
-        known, source = self._put(tokens[:, None], source_of[:, None])
+        if batch.staged is not None:
+            return batch.staged
+        tokens = batch.tokens
+        if previous is None or all(segment.previous < 0 for segment in batch.segments):
+            return self._put(tokens)[0]
+        source_of = np.full((batch.count, 1), -1, np.int32)
+        source_of[batch.ends - 1, 0] = [segment.previous for segment in batch.segments]
+        known, source = self._put(tokens, source_of)
         return mx.where(source >= 0, previous[mx.maximum(source, 0)], known)
 
 

@@ -38,7 +38,7 @@ from .memory import SLACK, LayerConfig, PagedMemory
 from .page_allocator import PageAllocator, PageTable
 from .paged_pass import PAGE, LayerKind, PagedPass, table_rows
 from .pool import Pool
-from .tiling import COUNT, FIRST, POSITION
+from .tiling import COLUMNS, COUNT, FIRST, POSITION
 from .warm_passes import compiled_passes, kernel_passes, short_passes, verifying_passes
 from .window_pages import WindowPages
 
@@ -245,7 +245,7 @@ class PagedBackend:
         verifies = any(segment.drafts for segment in segments)
         ordered, in_buckets = self.order(segments, verifies=verifies), self._pads(segments, verifies=verifies)
         batch = RaggedBatch(ordered, in_buckets=in_buckets, verifies=verifies)
-        self.begin(batch)
+        self.begin(batch, ids=previous is None)
         done = self._forward.run(batch, previous, hidden=hidden)
         done.arrays = [self.layers[-1].written] if self.layers else []  # computed from all other layers'
         if self._recurrent is not None:
@@ -276,30 +276,35 @@ class PagedBackend:
         counts = np.array([len(one.tokens) for one in segments], np.int32)
         return self._step.decoding(counts, verifies=verifies) == len(counts)
 
-    def begin(self, batch: RaggedBatch) -> None:
-        """Take the pages that the batch needs, and plan its attention. Raises MemoryError where none are left."""
+    def begin(self, batch: RaggedBatch, *, ids: bool = False) -> None:
+        """Take the pages that the batch needs, and plan its attention; with `ids` put its tokens on the device, too.
+        Raises MemoryError where none are left."""
         self._copies.launch()
         segments, grow = batch.real, self._pages.grow
         owned: Any = slice(None) if batch.owned is None else batch.owned
         ends = (batch.starts + batch.counts)[owned].tolist()
         tables = [segment.sequence.kv.table for segment in segments]
         pages = [grow(table, end) for table, end in zip(tables, ends, strict=True)]
-        lines = np.zeros((len(segments), 4), np.int32)
+        lines = np.zeros((len(segments), COLUMNS), np.int32)
         lines[:, FIRST] = batch.firsts[owned]
         lines[:, COUNT] = batch.counts[owned]
         lines[:, POSITION] = batch.starts[owned]
-        tokens = owned if batch.owned is None else _tokens_of(batch)
-        rows = [table_rows(pages, 0, batch, tokens)]
+        tokens = None if batch.owned is None else _tokens_of(batch)
+        rows = [table_rows(pages, None, batch, tokens)]
         for i, window in enumerate(self._pages.windows):
             own = [table.windows[i] for table in tables]
             pages = [window.grow(table, end) for table, end in zip(own, ends, strict=True)]
             skipped = np.array([table.first for table in own], np.int32)
             rows.append(table_rows(pages, skipped, batch, tokens))
-        if self._recurrent is None:
-            self._step.begin(lines, batch, rows)
-            return
-        slots = [None if segment.padding else segment.sequence.kv.table.slots for segment in batch.segments]
-        self._recurrent.put(*self._step.begin(lines, batch, rows, self._recurrent.begin(batch, slots)))
+        others = [batch.tokens] if ids else []
+        if self._recurrent is not None:
+            slots = [None if segment.padding else segment.sequence.kv.table.slots for segment in batch.segments]
+            others += self._recurrent.begin(batch, slots)
+        made = self._step.begin(lines, batch, rows, others)
+        if ids:
+            batch.staged, *made = made
+        if self._recurrent is not None:
+            self._recurrent.put(*made)
 
     def seeing(self) -> AbstractContextManager[list[Seen]]:
         return seeing(self._step)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import mlx.core as mx
@@ -19,7 +20,8 @@ from ..seen_queries import Seen
 from .kernels import Kernels
 from .tiling import COUNT, COUNTERS, FIRST, PAGES, Segments, Tiles, padded, within_chunks
 
-PAGE = 32
+_PAGE_BITS = 5
+PAGE = 1 << _PAGE_BITS
 _Pages = npt.NDArray[np.int32] | None
 NOWHERE = -1
 """The slot of a padding token."""
@@ -40,28 +42,32 @@ class LayerKind(NamedTuple):
 
 
 class TableRows(NamedTuple):
-    """One table's pages of a step: `pages` (P,) of all segments, one sequence after the other, `lengths` (N,) of them
-    for each segment, the first of which has index `skipped` (N,) in its sequence; and the `slots` (T,) that tokens are
-    written to."""
+    """One table's pages of a step: `pages` (P,) of all segments, one sequence after the other, those of segment i from
+    `firsts[i]` on, with the place `starts[i]` among them at which the page of its position 0 is, or would be; and the
+    `slots` (T,) that tokens are written to."""
 
     pages: npt.NDArray[np.int32]
-    lengths: npt.NDArray[np.int32]
-    skipped: npt.NDArray[np.int32] | int
+    firsts: npt.NDArray[np.int32]
+    starts: npt.NDArray[np.int32]
     slots: npt.NDArray[np.int32]
 
 
 def table_rows(
-    pages: Sequence[npt.NDArray[np.int32]], skipped: npt.NDArray[np.int32] | int, batch: RaggedBatch, tokens: Any
+    pages: Sequence[npt.NDArray[np.int32]], skipped: npt.NDArray[np.int32] | None, batch: RaggedBatch, tokens: Any
 ) -> TableRows:
     """One table's pages of `batch`: those of each segment that is no padding, the first of which has index `skipped` in
-    its sequence. `tokens` selects the tokens that are no padding."""
-    lengths, every = np.array([len(one) for one in pages], np.int32), np.concatenate(pages)
-    starts = np.cumsum(lengths) - lengths - skipped
+    its sequence (None: 0). `tokens` selects the tokens that are no padding; None: all."""
+    every = pages[0] if len(pages) == 1 else np.concatenate(pages)
+    firsts = np.array([0, *accumulate(map(len, pages[:-1]))], np.int32)
+    starts = firsts if skipped is None else firsts - skipped
+    at = batch.indices if tokens is None else batch.indices[tokens]
     counts = batch.counts if batch.owned is None else batch.counts[batch.owned]
-    at, slots = batch.indices[tokens], np.full(batch.count, NOWHERE, np.int32)
-    starts_of = starts if len(at) == len(starts) else np.repeat(starts, counts)
-    slots[tokens] = every[starts_of + at // PAGE] * PAGE + at % PAGE
-    return TableRows(every, lengths, skipped, slots)
+    starts_of = starts if len(at) == len(starts) else starts.repeat(counts)
+    slots = every[starts_of + (at >> _PAGE_BITS)] << _PAGE_BITS | at & PAGE - 1
+    if tokens is not None:
+        own, slots = slots, np.full(batch.count, NOWHERE, np.int32)
+        slots[tokens] = own
+    return TableRows(every, firsts, starts, slots)
 
 
 @dataclass
@@ -154,17 +160,20 @@ class PagedPass:
 
     def _split(self, segments: Segments, rows: TableRows, short: int) -> dict[bool, Segments]:
         """The segments of each kernel, with the place at which the page of position 0 of each one is, or would be."""
-        lines, starts = segments.copy(), np.cumsum(rows.lengths) - rows.lengths
-        lines[:, PAGES] = starts - rows.skipped
-        few, many = lines[:short], lines[short:]
-        if len(many):
-            many[:, PAGES] -= starts[short]
-            many[:, FIRST] -= self.decode_tokens
-        return {decode: of for decode, of in ((True, few), (False, many)) if len(of)}
+        lines = segments.copy()
+        lines[:, PAGES] = rows.starts
+        if short == len(lines):
+            return {True: lines}
+        many = lines[short:]
+        if not short:
+            return {False: many}
+        many[:, PAGES] -= rows.firsts[short]
+        many[:, FIRST] -= self.decode_tokens
+        return {True: lines[:short], False: many}
 
     def _pages(self, rows: TableRows, short: int) -> tuple[_Pages, _Pages]:
         """The padded page tables of the prefill and the decode kernel; None where there are no pages."""
-        border = int(rows.lengths[:short].sum())
+        border = len(rows.pages) if short == len(rows.firsts) else int(rows.firsts[short])
         least = _LEAST_DEQUANTIZED if self.int8 else _LEAST_PAGES
         long, few = rows.pages[border:], rows.pages[:border]
         return padded(long, least) if len(long) else None, padded(few, _LEAST_PAGES) if len(few) else None

@@ -19,9 +19,10 @@ import numpy.typing as npt
 
 Visible = npt.NDArray[np.int32]
 Segments = npt.NDArray[np.int32]
-"""A segment a line: its first token in the batch, its tokens, the first one's position in the sequence, and the start
-of the sequence's page table among all."""
-FIRST, COUNT, POSITION, PAGES = range(4)
+"""A segment a line (n, 8): its first token in the batch, its tokens, the first one's position in the sequence, and the
+start of the sequence's page table among all, in columns where its tiles have them, too. The others are zeros."""
+COLUMNS = 8
+FIRST, COUNT, POSITION, PAGES = 0, 1, 3, 6
 
 DECODE_ROWS = (8, 16)
 """Packed rows of a decode tile: the smallest size that holds all segments."""
@@ -114,7 +115,7 @@ def decode_tiles(segments: Segments, *, rep: int, heads: int, window: int = 0, v
     if visible is not None:
         tiles[:, 4:6] = _ranges(visible, tiles[:, 0], tiles[:, 0] + segments[:, COUNT], TILE)
     blocks = max(1, DECODE_BLOCKS // heads)
-    even = _even_parts((-(-(tiles[:, 5] - tiles[:, 4]) // TILE)).tobytes(), blocks)
+    even = _even_parts(_pieces(tiles, TILE), blocks)
     items = even.begun.copy()
     made = items[-len(even.row) :]
     made[:] = tiles[even.row]
@@ -210,33 +211,39 @@ def padded(array: npt.NDArray[np.int32], least: int) -> npt.NDArray[np.int32]:
 def _tiles_of(segments: Segments, rep: int, window: int, rows: int, visible: Visible | None) -> Segments:
     """Tiles of `rows` packed rows over all cached tokens that they see."""
     counts = segments[:, COUNT] * rep
-    each = -(-counts // rows)
-    row0: Any = 0
-    if int(each.max()) > 1:
-        segments = np.repeat(segments, each, axis=0)
-        counts = np.repeat(counts, each)
-        row0 = (np.arange(len(segments)) - np.repeat(np.cumsum(each) - each, each)) * rows
-    tiles = _whole(segments, window)
-    tiles[:, 1] = np.minimum(rows, counts - row0)
-    tiles[:, 2] = row0
+    begins: Any = 0
+    ends = segments[:, COUNT]
+    if int(counts.max()) <= rows:
+        tiles = segments.copy()
+        tiles[:, 1] = counts
+    else:
+        each = -(-counts // rows)
+        tiles = segments.repeat(each, axis=0)
+        row0 = (np.arange(len(tiles)) - np.repeat(np.cumsum(each) - each, each)) * rows
+        tiles[:, 1] = np.minimum(rows, np.repeat(counts, each) - row0)
+        tiles[:, 2] = row0
+        begins, ends = row0 // rep, (row0 + tiles[:, 1] - 1) // rep + 1
     if visible is not None:
-        first, end = tiles[:, 0] + row0 // rep, tiles[:, 0] + (row0 + tiles[:, 1] - 1) // rep + 1
-        tiles[:, 4:6] = _ranges(visible, first, end, _PREFILL_STEP)
+        tiles[:, 4:6] = _ranges(visible, tiles[:, 0] + begins, tiles[:, 0] + ends, _PREFILL_STEP)
         return tiles
-    tiles[:, 4] = _low(segments[:, POSITION] + row0 // rep, window) // _PREFILL_STEP * _PREFILL_STEP
-    tiles[:, 5] = segments[:, POSITION] + (row0 + tiles[:, 1] - 1) // rep + 1
+    if window:
+        tiles[:, 4] = _low(tiles[:, 3] + begins, window) // _PREFILL_STEP * _PREFILL_STEP
+    tiles[:, 5] = tiles[:, 3] + ends
     return tiles
 
 
 def _whole(segments: Segments, window: int) -> Segments:
     """A tile for each segment over all cached tokens that it sees; its packed rows are not set yet."""
-    tiles = np.zeros((len(segments), 8), np.int32)
-    tiles[:, 0] = segments[:, FIRST]
-    tiles[:, 3] = segments[:, POSITION]
-    tiles[:, 4] = _low(segments[:, POSITION], window)
-    tiles[:, 5] = segments[:, POSITION] + segments[:, COUNT]
-    tiles[:, 6] = segments[:, PAGES]
+    tiles = segments.copy()
+    if window:
+        tiles[:, 4] = _low(tiles[:, 3], window)
+    tiles[:, 5] = tiles[:, 3] + segments[:, COUNT]
     return tiles
+
+
+def _pieces(tiles: Segments, size: int) -> bytes:
+    """The number (int32) of pieces of `size` tokens, a power of two, that each tile's cached tokens have."""
+    return (tiles[:, 5] - tiles[:, 4] + (size - 1) >> size.bit_length() - 1).tobytes()
 
 
 def _ranges(visible: Visible, first: Segments, end: Segments, step: int) -> Segments:
@@ -249,16 +256,13 @@ def _ranges(visible: Visible, first: Segments, end: Segments, step: int) -> Segm
 
 def _low(positions: npt.NDArray[np.int32], window: int) -> npt.NDArray[np.int32]:
     """The first cached tokens that queries at `positions` see, rounded down to a multiple of TILE."""
-    if not window:
-        return np.zeros_like(positions)
     low: npt.NDArray[np.int32] = np.maximum(0, positions - window + 1)
     return low - low % TILE
 
 
 def _split(tiles: Segments, rows: int, visible: Visible | None, heads: int, slots: int, least: int) -> Tiles:
     """The tiles in parts, those of a tile side by side, the longest first."""
-    pieces = -(-(tiles[:, 5] - tiles[:, 4]) // _PREFILL_STEP)
-    parts = _long_parts(pieces.tobytes(), heads, slots, least)
+    parts = _long_parts(_pieces(tiles, _PREFILL_STEP), heads, slots, least)
     made = tiles[parts.row]
     made[:, 4] += parts.offset
     made[:, 5] = np.minimum(made[:, 5], made[:, 4] + parts.length)
