@@ -161,3 +161,21 @@ def test_an_interrupted_run_leaves_no_server_behind(tmp_path: Path, number: sign
     assert (process.returncode, said.decode().strip()) == (130, "treadle bench: interrupted")
     with pytest.raises(ProcessLookupError):
         os.kill(int(pid_file.read_text()), 0)
+
+
+def test_an_interrupted_run_shows_and_keeps_the_rounds_that_are_over(tmp_path: Path) -> None:
+    path = tmp_path / "r.json"
+    with fake_server() as server:
+        run = ["bench", "run", "-w", TINY, "--url", server.url, "--rounds", "10000", "--max-lag", "60"]
+        process = subprocess.Popen(
+            [sys.executable, "-m", "treadle", *run, "--json", str(path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        while not path.exists():
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        shown, said = process.communicate(timeout=60)
+    assert (process.returncode, said.decode().strip()) == (130, "treadle bench: interrupted")
+    assert "TTFT" in shown.decode()
+    (rounds,) = load(path).rounds.values()
+    assert 0 < len(rounds) < 10_000

@@ -57,8 +57,8 @@ class Watcher(Protocol):
 
 
 async def run(plan: Plan, watcher: Watcher, on_progress: Callable[[Result], None] = lambda _: None) -> Result:
-    """Run everything; `on_progress` is called with the result so far after each workload. Raises BenchError. Servers
-    that were started here have ended when this returns or raises."""
+    """Run everything; `on_progress` is called with the result so far after each round of all targets. Raises
+    BenchError. Servers that were started here have ended when this returns or raises."""
     _check(plan)
     async with contextlib.AsyncExitStack() as stack:
         targets = [await _ready(stack, plan, i, entry) for i, entry in enumerate(_entries(plan))]
@@ -72,14 +72,12 @@ async def run(plan: Plan, watcher: Watcher, on_progress: Callable[[Result], None
             rounds={},
         )
         for workloads in zip(*plan.rounds, strict=True):
-            rounds = [
-                await _round(plan, workload, target, number, watcher)
-                for number, workload in enumerate(workloads, 1)
-                for target in targets
-            ]
-            result.workloads[workloads[0].name] = _info(workloads)
-            result.rounds[workloads[0].name] = rounds
-            on_progress(result)
+            rounds: list[Round] = []
+            for number, workload in enumerate(workloads, 1):
+                rounds += [await _round(plan, workload, target, number, watcher) for target in targets]
+                result.workloads[workload.name] = _info(workloads[:number])
+                result.rounds[workload.name] = rounds
+                on_progress(result)
     return result
 
 

@@ -62,7 +62,7 @@ def run_command(
             max_lag_s=max_lag,
         )
 
-    raise typer.Exit(_run(lambda watcher, save_result: run(plan(), watcher, save_result), json, html))
+    raise typer.Exit(_run(lambda watcher, keep: run(plan(), watcher, keep), json, html))
 
 
 app.command("engine")(engine_command)
@@ -191,16 +191,24 @@ def _run(work: Callable[[Any, Any], Coroutine[Any, Any, Result]], json: Path | N
     from ..bench.store import check_writable, save
     from ..bench.tables import LiveTable
 
-    def save_result(result: Result) -> None:
+    measured: Result | None = None
+
+    def keep(result: Result) -> None:
+        nonlocal measured
+        measured = result
         if json is not None:
             save(result, json)
 
     def measure_and_show() -> int:
         for path in filter(None, (json, html)):
             check_writable(path)
-        with LiveTable(_console()) as live:
-            result = asyncio.run(_until_signal(work(live, save_result)))
-        return _show(result, html)
+        try:
+            with LiveTable(_console()) as live:
+                asyncio.run(_until_signal(work(live, keep)))
+        finally:  # an error or an interrupt takes none of the rounds that are over
+            if measured is not None:
+                _show(measured, html)
+        return 0
 
     return run_reporting_errors(measure_and_show)
 
