@@ -75,11 +75,11 @@ def test_features_of_a_qwen_tower_are_those_of_mlx_vlm(
     assert all(mx.array_equal(one, other) for one, other in zip(made.deepstack, deepstack, strict=True))
 
 
-@pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "mistral3", "pixtral"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_a_layer_is_called_when_it_is_asked_for(
     family: str, model_of: ModelOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those of these towers take the host as long as a step or two, all at once."""
+    """All at once take the host as long as a step or two."""
     vision = model_of(family).runner._model.vision
     assert vision is not None
     tower = vision.tower

@@ -1,12 +1,12 @@
 """Families of vision models: how mlx-vlm's tower of each is called, and what its features are to the language model.
 
-Both ways to run mlx-vlm's own modules compute nothing, as MLX does so when it is asked to: `walk` calls one layer after
-the other, `encode` all of them. Nor does either read anything from the device, which would wait for the step in flight.
+A walk calls mlx-vlm's own modules, one layer after the other. It computes nothing, as MLX does so when it is asked to,
+and reads nothing from the device, which would wait for the step in flight.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ import mlx.core as mx
 from . import qwen
 from .encoded import Grid, Walk
 from .pictures import Picture, of_one_size, of_padded_patches, of_patches, of_pixels, of_pools
-from .walks import flat, gemma4, idefics3, lfm2, pixtral
+from .walks import clip, flat, gemma4, idefics3, lfm2, pixtral, siglip
 
 
 @dataclass(frozen=True)
@@ -23,18 +23,17 @@ class VisionFamily:
     """A family, by mlx-vlm's `module`.
 
     `parts` are the attributes of mlx-vlm's model that encode images, and `blocks` is where the first of them keeps its
-    layers. `walk` or `encode` maps the model, pixels and the grid of an image (`core.image.Image`) to features; a layer
-    whose call takes the host long is for `walk`. `axes`: positions of images have three axes. `whole`: tokens of an
-    image see each other, for a configuration. `scaled`: the language model multiplies embeddings by the root of their
-    size, and features are not to be. `pads`: parts of the language model that read token ids read 0 for placeholders.
-    `picture` gives a usual image, for a configuration of mlx-vlm's and a side in pixels.
+    layers. `walk` maps the model, pixels and the grid of an image (`core.image.Image`) to features. `axes`: positions of
+    images have three axes. `whole`: tokens of an image see each other, for a configuration. `scaled`: the language
+    model multiplies embeddings by the root of their size, and features are not to be. `pads`: parts of the language
+    model that read token ids read 0 for placeholders. `picture` gives a usual image, for a configuration of mlx-vlm's
+    and a side in pixels.
     """
 
     module: str
     parts: tuple[str, ...]
     blocks: str
-    encode: Callable[[Any, Any, Grid], Any] | None = None
-    walk: Callable[[Any, Any, Grid], Walk] | None = None
+    walk: Callable[[Any, Any, Grid], Walk]
     axes: bool = False
     whole: Callable[[Mapping[str, Any]], bool] = lambda config: False
     scaled: bool = False
@@ -54,8 +53,8 @@ def family_of(config: Mapping[str, Any]) -> VisionFamily | None:
     return _FAMILIES.get(str(kind))
 
 
-def _gemma3(model: Any, pixels: Any, grid: Grid) -> Any:
-    last, _, _ = model.vision_tower(pixels.transpose(0, 2, 3, 1), output_hidden_states=True)
+def _gemma3(model: Any, pixels: Any, grid: Grid) -> Walk:
+    last = yield from siglip(model.vision_tower.vision_model, pixels)
     return flat(model.multi_modal_projector(last))
 
 
@@ -70,13 +69,13 @@ def _pixtral(model: Any, pixels: Any, grid: Grid) -> Walk:
 
 
 def _pixtral_selected(model: Any, pixels: Any) -> Walk:
-    count = len(model.vision_tower.vision_model.transformer.layers) + 1
-    states = yield from pixtral(model, pixels, {range(count)[layer] for layer in _selected_layers(model)})
-    return _selected(model, states)
+    places = _selected_places(model, model.vision_tower.vision_model.transformer.layers)
+    return _selected(model, (yield from pixtral(model, pixels, places)))
 
 
-def _llava(model: Any, pixels: Any, grid: Grid) -> Any:
-    *_, states = model.vision_tower(pixels.transpose(0, 2, 3, 1), output_hidden_states=True)
+def _llava(model: Any, pixels: Any, grid: Grid) -> Walk:
+    tower = model.vision_tower.vision_model
+    states = yield from clip(tower, pixels, _selected_places(model, tower.encoder.layers))
     return flat(model.multi_modal_projector(_selected(model, states)))
 
 
@@ -88,6 +87,11 @@ def _selected(model: Any, states: Sequence[Any]) -> Any:
         raise ValueError(f"vision_feature_select_strategy is {strategy!r}, and must be 'default' or 'full'")
     chosen = [states[layer][:, int(strategy == "default") :] for layer in _selected_layers(model)]
     return chosen[0] if len(chosen) == 1 else mx.concatenate(chosen, axis=-1)
+
+
+def _selected_places(model: Any, layers: Sequence[Any]) -> Collection[int]:
+    """The places of the selected states among those in front of `layers` and behind each."""
+    return {range(len(layers) + 1)[layer] for layer in _selected_layers(model)}
 
 
 def _selected_layers(model: Any) -> Sequence[int]:
@@ -104,7 +108,7 @@ _PROJECTED = ("vision_tower", "multi_modal_projector")
 
 
 def _qwen(module: str) -> VisionFamily:
-    return VisionFamily(module, ("vision_tower",), "blocks", walk=qwen.walk, axes=True, casts=True, picture=of_patches)
+    return VisionFamily(module, ("vision_tower",), "blocks", qwen.walk, axes=True, casts=True, picture=of_patches)
 
 
 _PIXTRAL_BLOCKS = "vision_model.transformer.layers"
@@ -129,8 +133,8 @@ _FAMILIES = {
         pads=True,
         picture=of_pools,
     ),
-    "mistral3": VisionFamily("mistral3", _PROJECTED, _PIXTRAL_BLOCKS, walk=_mistral3, picture=of_pixels),
-    "pixtral": VisionFamily("pixtral", _PROJECTED, _PIXTRAL_BLOCKS, walk=_pixtral, picture=of_pixels),
+    "mistral3": VisionFamily("mistral3", _PROJECTED, _PIXTRAL_BLOCKS, _mistral3, picture=of_pixels),
+    "pixtral": VisionFamily("pixtral", _PROJECTED, _PIXTRAL_BLOCKS, _pixtral, picture=of_pixels),
     "llava": VisionFamily("llava", _PROJECTED, _SIGLIP_BLOCKS, _llava, casts=True),
     "smolvlm": VisionFamily("smolvlm", ("vision_model", "connector"), "encoder.layers", idefics3),
     "idefics3": VisionFamily("idefics3", ("vision_model", "connector"), "encoder.layers", idefics3),

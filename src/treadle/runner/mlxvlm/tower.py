@@ -1,7 +1,7 @@
 """A vision tower that is run in pieces: a few layers at a time.
 
-MLX computes nothing before it is asked to, so the graph of an image is built first, layer by layer as pieces are asked
-for, or of all layers at once. Computing what the layers return, in turn, computes the tower piece by piece.
+MLX computes nothing before it is asked to. So the graph of an image is built layer by layer, as pieces are asked for,
+and computing what the last of them returns computes a piece.
 """
 
 from __future__ import annotations
@@ -11,24 +11,10 @@ from functools import reduce
 from typing import Any
 
 import mlx.core as mx
-import mlx.nn as nn
 
 from .encoded import Encoded, Grid, Walk
 from .families import VisionFamily
 from .levels import values_of
-
-
-class _Noted(nn.Module):  # type: ignore[misc]
-    """A layer of a tower that adds what it returns to `states`."""
-
-    def __init__(self, block: Any, states: list[Any]) -> None:
-        super().__init__()
-        self.block = block
-        self._states = states
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        self._states.append(self.block(*args, **kwargs))
-        return self._states[-1]
 
 
 class LazyImage:
@@ -43,7 +29,7 @@ class LazyImage:
 
     def run(self, count: int) -> tuple[list[Any], Encoded | None]:
         """The arrays to compute next, for `count` pieces more, and the features once these are the last ones. Nothing
-        of the layers before is kept. Raises ValueError where the features would not be computed by all layers."""
+        of the layers before is kept."""
         known, state = len(self._deepstack), None
         for _ in range(count):
             self.done += 1
@@ -65,14 +51,7 @@ class Tower:
         self._family = family
         self._dtype = dtype
         self._factor = factor
-        self._states: list[Any] = []  # of the image whose graph is being built
-        first = getattr(model, family.parts[0])
-        *path, name = family.blocks.split(".")
-        holder = reduce(getattr, path, first)
-        blocks = list(getattr(holder, name))
-        if family.walk is None:
-            setattr(holder, name, [_Noted(block, self._states) for block in blocks])
-        self.layers = len(blocks)
+        self.layers = len(reduce(getattr, family.blocks.split("."), getattr(model, family.parts[0])))
         self.pieces = self.layers + 1
 
     def image(self, pixels: Any, grid: Grid, table: Any | None = None) -> LazyImage:
@@ -80,26 +59,10 @@ class Tower:
         given = mx.array(pixels if table is None else table)
         given = given.astype(self._dtype) if self._family.casts else given
         given = given if table is None else values_of(mx.array(pixels), given, grid)
-        walk = self._at_once if self._family.walk is None else self._family.walk
-        return LazyImage(walk(self._model, given, grid), self._typed)
+        return LazyImage(self._family.walk(self._model, given, grid), self._typed)
 
     def _typed(self, features: Any) -> Any:
         return (features if self._factor == 1.0 else features / self._factor).astype(self._dtype)
-
-    def _at_once(self, model: Any, pixels: Any, grid: Grid) -> Walk:
-        """A walk along layers that are all called before the first is computed."""
-        assert self._family.encode is not None, "a family has one of both"
-        try:
-            rows = self._family.encode(model, pixels, grid)
-        finally:
-            states = self._states[::-1]
-            self._states.clear()
-        del pixels
-        if len(states) != self.layers:
-            raise ValueError(f"{len(states)} of {self.layers} layers of the vision tower are used")
-        while states:
-            yield (states.pop(),)
-        return rows
 
     def blank(self, shape: Sequence[int], grid: Grid) -> Encoded:
         """The features of an image of zeros, which are not computed: how many there are, and of what width. Raises what
