@@ -942,6 +942,11 @@ async def test_the_status_says_what_became_of_draft_tokens():
     assert (found["acceptance"], found["tokens_per_step"], found["chances"]) == (0.75, 4.0, [0.9, 0.5])
     assert found["match_chances"] == {"2": 0.3}
     assert (found["kv_bytes"], found["backlog"], found["reused_tokens"]) == (4096, 7, 32)
+    waits = SpeculationStatistics(reason=NOTHING_READY)
+    scene.owner.say(StepReport(step=2, statistics=EngineStatistics(speculation=waits, runner=drafter)))
+    await settle()
+    found = status_of(scene.client)["speculation"]
+    assert found["reason"] == f"{NOTHING_READY}: the draft model has yet to compute 7 tokens of its sequences"
     await scene.client.stop()
 
 

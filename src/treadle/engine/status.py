@@ -58,11 +58,14 @@ def _speculation_status(can: SpeculationCapabilities, report: StepReport | None)
     """Return what drafts tokens, whether they are verified and why not, and what became of them."""
     statistics = EngineStatistics() if report is None else report.statistics
     found, drafter = statistics.speculation, statistics.runner.drafter
+    reason = can.reason or (NOTHING_READY if report is None else found.reason)
+    if reason == NOTHING_READY and drafter.backlog:
+        reason += f": the draft model has yet to compute {drafter.backlog} tokens of its sequences"
     return {
         "drafters": list(can.drafters),
         "draft_tokens": can.draft_tokens,
         "on": found.on,
-        "reason": can.reason or (NOTHING_READY if report is None else found.reason),
+        "reason": reason,
         "steps": found.steps,
         "drafted": found.drafted,
         "accepted": found.accepted,

@@ -23,14 +23,14 @@ from .drafting.head import HeadDrafter
 from .drafting.lookup import LookupDrafter
 from .drafting.model import ModelDrafter
 from .loading.budget import check_budget
-from .loading.draft import CHUNK, DraftModel, load_beside
+from .loading.draft import CHUNK, DRAFT, DraftModel, load_beside
 from .loading.draft_costs import TOKENS
 from .loading.eagle import load_eagle
 from .loading.headed import HeadedModel
 from .loading.loader import load
 from .loading.model import LoadedModel
 from .loading.mtp import load_head, may_have_head
-from .loading.scorer import ScorerModel, check_least, check_scored, load_scorer
+from .loading.scorer import SCORER, ScorerModel, check_least, check_scored, load_scorer
 from .loading.vision import with_vision
 from .mlxlm import NoHead
 from .model_runner import ModelRunner
@@ -74,13 +74,13 @@ def build(
             model = headed.target
         elif draft is not None:
             model, drafts = load_beside(model, draft, options, progress, prefill_tokens=_chunk(draft, spec_prefill))
-            _check_budget(drafts)
+            _check_budget(drafts, DRAFT.param, f", or leave `{DRAFT.param}` out")
         elif headed := _headed(model, Path(folder), speculate, options, progress):
             model = headed.target
         if spec_prefill is not None:
             same = drafts if draft is not None and draft.folder == spec_prefill.folder else None
             model, scorer = load_scorer(model, spec_prefill, options, progress, same)
-            _check_budget(scorer, "spec_prefill")
+            _check_scorer(scorer)
         _check_budget(model)
         if vocabulary is not None:
             progress("reading the vocabulary")
@@ -197,7 +197,14 @@ def _governor(blas: BlasReport | None) -> Callable[[], None]:
     return ThreadGovernor(blas.set_threads, blas.threads).before_step
 
 
-def _check_budget(model: LoadedModel, param: str = "memory") -> None:
-    """Raises ConfigError where the budget does not hold the least that the KV backend needs."""
+def _check_budget(model: LoadedModel, param: str = "memory", or_else: str = "") -> None:
+    """Raises ConfigError where the budget does not hold the least that the KV backend needs; `or_else` ends it."""
     least = model.choice.config.least_memory(model.max_running)
-    check_budget(model.name, model.kv_budget_bytes, least, param)
+    check_budget(model.name, model.kv_budget_bytes, least._replace(fix=least.fix + or_else), param)
+
+
+def _check_scorer(scorer: LoadedModel) -> None:
+    """The same for a scorer: of the prompts that it holds at a time, fewer running sequences leave it few less."""
+    least = scorer.choice.config.least_memory(scorer.max_running)
+    fix = f"give more `memory`, or leave `{SCORER.param}` out"
+    check_budget(f"the {SCORER.title} {scorer.name}", scorer.kv_budget_bytes, least._replace(fix=fix), SCORER.param)

@@ -128,6 +128,25 @@ def test_a_long_prompt_is_computed_in_chunks_for_a_share_of_the_steps_and_keeps_
     assert list(drafts) == greedy(model, long.tokens, drafts)
 
 
+def test_a_long_prompt_catches_up_though_nobody_can_ask_for_drafts_meanwhile(tiny: Tiny) -> None:
+    made, row = drafter(tiny()), Row("a", [5, 6] * 150)
+    made.token_s, step_s = 0.001, 0.032  # a sixteenth is two tokens, a 64th half a one
+    for _ in range(400):
+        made.follow([row], step_s)
+        row.tokens.append(7)
+        if made.ready(row):
+            return
+    raise AssertionError(f"{made._rows['a'].backlog} tokens are left")
+
+
+def test_rows_that_nobody_asks_for_drafts_pay_little(tiny: Tiny) -> None:
+    made, row = drafter(tiny()), Row("a", [5, 6])
+    made.token_s = 0.001
+    for _ in range(400):
+        made.follow([row], 0.032)
+    assert made._asking < 0.01
+
+
 def test_drafts_end_where_the_context_of_the_draft_does(tiny: Tiny) -> None:
     model = tiny(context=64)
     made, row = drafter(model), Row("a", [9] * 60)

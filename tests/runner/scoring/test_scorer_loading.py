@@ -218,3 +218,12 @@ def test_memory_that_is_not_there_is_refused(
     with pytest.raises(ConfigError, match=r"weights of the scorer big take .* leave no memory for caches") as caught:
         load_scorer(small, ScorerModel(folders / "target", "big"), {})
     assert caught.value.param == "spec_prefill"
+
+
+def test_memory_that_holds_no_scorer_is_told_as_the_scorers_need(folders: Path, scorer: ScorerModel) -> None:
+    """Fewer running sequences would leave it no less to hold."""
+    with pytest.raises(ConfigError) as caught:
+        build(folders / "target", spec_prefill=scorer, memory=30_000, max_running=6)
+    assert caught.value.param == "spec_prefill"
+    assert caught.value.message.startswith("the scorer small needs ")
+    assert caught.value.message.endswith(" are there: give more `memory`, or leave `spec_prefill` out")

@@ -43,7 +43,10 @@ IDLE_SHARE, MOST_IDLE_SHARE = 0.005, 1 / 64
 """The same where none does, as nothing is gained then; up to the larger one where one row, whose drafts tell whether
 there is something to gain, would fall behind."""
 _WEIGHT = 1 / 64
-"""Weight of a step in the share of those that ask for proposals."""
+"""Weight of a step in the share of those that ask for proposals. One in which no row is caught up has none: nobody can
+ask for any, and without its share of the time a long prompt would keep it so."""
+_TIMED_CHUNKS = 2
+"""Chunks of the warm-up, the quickest of which tells a token's time: a busy machine may hold up the others."""
 LEAST_CHUNK = 32
 USUAL = 2
 """Tokens that a row feeds first after a proposal, at most."""
@@ -144,7 +147,8 @@ class ModelDrafter:
         for row in rows:
             self._row(row)
         self._settle(list(self._rows.values()))
-        self._asking += _WEIGHT * (self._asked - self._asking)
+        if self._asked or not self._nobody_ready():
+            self._asking += _WEIGHT * (self._asked - self._asking)
         self._asked = False
         self._debt_s = max(0.0, self._debt_s - self._allowance_s(seconds))
         if self.token_s:
@@ -184,8 +188,8 @@ class ModelDrafter:
             if not one.chunks:
                 self._warm(one, each=2)
         chunk = WarmPass(chunks=(min(self._most_chunk, model.context - 1, self._most_tokens),))
-        self._warm(chunk)
-        self.token_s = self._warm(chunk) / chunk.chunks[0]
+        self._warm(chunk)  # the first one compiles
+        self.token_s = min(self._warm(chunk) for _ in range(_TIMED_CHUNKS)) / chunk.chunks[0]
         self.reset()
 
     def reset(self) -> None:
@@ -193,8 +197,8 @@ class ModelDrafter:
         self._backend.reset()
 
     def statistics(self) -> DrafterStatistics:
-        """Return what the draft's cache holds, and the tokens of its rows that it has yet to compute."""
-        backlog = sum(row.backlog for row in self._rows.values())
+        """Return what the draft's cache holds, and the tokens that it has yet to compute of rows without drafts."""
+        backlog = sum(row.backlog for row in self._rows.values() if row.backlog > self._ready_backlog)
         return DrafterStatistics(self._backend.kv_bytes(), backlog, self._backend.statistics())
 
     def close(self) -> None:
@@ -292,6 +296,9 @@ class ModelDrafter:
         """Return the part of a step's `seconds` that may be spent on tokens between steps."""
         one_row = min(2 * self.token_s, MOST_IDLE_SHARE * seconds)
         return max(one_row, (IDLE_SHARE + self._asking * SHARE) * seconds)
+
+    def _nobody_ready(self) -> bool:
+        return all(row.backlog > self._ready_backlog for row in self._rows.values())
 
     def _catch_up(self, seconds: float) -> None:
         """Launch one chunk, of rows that are behind, whose time will be paid by the next steps."""
