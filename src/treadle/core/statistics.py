@@ -38,8 +38,8 @@ class GrammarStatistics(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class DrafterStatistics(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Cache of a drafter with a model or a head: bytes that running sequences hold, tokens that it has yet to compute of
-    those that have no drafts until then (`backlog`), and its prefix cache."""
+    """Cache of a drafter with a model or a head: bytes that running sequences hold, tokens that it has yet to compute
+    of those that have no drafts until then (`backlog`), and its prefix cache."""
 
     kv_bytes: int = 0
     backlog: int = 0

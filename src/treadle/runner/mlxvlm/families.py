@@ -23,8 +23,8 @@ class VisionFamily:
     """A family, by mlx-vlm's `module`.
 
     `parts` are the attributes of mlx-vlm's model that encode images, and `blocks` is where the first of them keeps its
-    layers. `walk` maps the model, pixels and the grid of an image (`core.image.Image`) to features. `axes`: positions of
-    images have three axes. `whole`: tokens of an image see each other, for a configuration. `scaled`: the language
+    layers. `walk` maps the model, pixels and the grid of an image (`core.image.Image`) to features. `axes`: positions
+    of images have three axes. `whole`: tokens of an image see each other, for a configuration. `scaled`: the language
     model multiplies embeddings by the root of their size, and features are not to be. `pads`: parts of the language
     model that read token ids read 0 for placeholders. `picture` gives a usual image, for a configuration of mlx-vlm's
     and a side in pixels.
