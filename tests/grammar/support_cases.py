@@ -524,7 +524,8 @@ KEYWORDS = (
     ),
     Keyword(
         "$ref, $defs, definitions, $anchor, $id",
-        "within the schema, also recursive ones. Nothing is fetched",
+        "within the schema, also recursive ones; a part whose every value would be infinitely deep is left out. "
+        "Nothing is fetched",
         (
             Case(defs({"$ref": "#/$defs/A"}, A=INT), (1,), ("a",)),
             Case({"$ref": "#/definitions/A", "definitions": {"A": INT}}, (1,), ("a",)),

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 from llguidance import LLMatcher
 
-from tests.support.grammar_walks import accepts, random_text
+from tests.support.grammar_walks import accepts, matcher_of, random_text
+from tests.support.grammars import byte_tokenizer
 from treadle.errors import InvalidRequest
 from treadle.grammar.build import Kind, build, json_rule
+from treadle.grammar.limits import LIMITS
 
 
 def grammar(kind: Kind, spec: Any = None) -> str:
@@ -32,6 +35,70 @@ def test_json_object_is_any_object() -> None:
 
 def test_a_schema_may_be_text() -> None:
     assert grammar("json_schema", '{"type": "integer"}') == grammar("json_schema", {"type": "integer"})
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "number", "multipleOf": 5},
+        {"type": "number", "multipleOf": 3.0, "minimum": 0, "maximum": 10},
+        {"type": ["number", "null"], "multipleOf": 7},
+        {"multipleOf": 100},
+        {"allOf": [{"type": "number"}, {"multipleOf": 7}]},
+        {"anyOf": [{"type": "number"}, {"type": "string"}], "multipleOf": 4},
+        {"$ref": "#/$defs/N", "multipleOf": 12, "$defs": {"N": {"type": "number"}}},
+        {"type": "number", "multipleOf": 0.5},
+    ],
+)
+def test_a_number_may_stand_before_a_special_token(schema: dict[str, Any]) -> None:
+    tokenizer = byte_tokenizer(263, ("<end>",))
+    rule = json_rule(schema, param="field")
+    start = LLMatcher(tokenizer, f"start: value <end>\nvalue: {rule}", log_level=0, limits=LIMITS)
+    for text in ("0", "-0", "3", "9", "100", "84", "-12", "-500"):
+        matcher = start.deep_copy()
+        matcher.try_consume_tokens(list(text.encode()))
+        matcher.compute_bitmask()
+        assert "panic" not in matcher.get_error(), text
+
+
+def test_whole_multiples_are_integers() -> None:
+    made = grammar("json_schema", {"type": ["number", "string"], "multipleOf": 5})
+    assert all(accepts(made, text) for text in ("0", "15", "-5", '"x"'))
+    assert not any(accepts(made, text) for text in ("3", "null", "0.5"))
+
+
+ENDLESS = {"type": "object", "properties": {"a": {"$ref": "#/$defs/ENDLESS"}}, "required": ["a"]}
+SELF = {"$ref": "#/$defs/SELF"}
+SELF_INSIDE = {"allOf": [{"$ref": "#/$defs/SELF_INSIDE"}, {"type": "string"}]}
+DEFINITIONS = {"SELF": SELF, "SELF_INSIDE": SELF_INSIDE, "ENDLESS": ENDLESS}
+
+
+@pytest.mark.parametrize("name", DEFINITIONS)
+@pytest.mark.parametrize(
+    ("schema", "taken", "not_taken"),
+    [
+        ({"type": "object", "properties": {"title": SELF}}, ["{}"], ['{"', '{"title']),
+        ({"type": "object", "properties": {"title": SELF, "n": {"type": "null"}}}, ["{}", '{"n":null}'], ['{"t']),
+        ({"type": "object", "additionalProperties": SELF}, ["{}"], ['{"']),
+        ({"type": "object", "patternProperties": {"^a": SELF, "^b": {"type": "null"}}}, ['{"b":null}'], ['{"a']),
+        ({"type": "array", "items": SELF}, ["[]"], ["[n", "[{"]),
+        ({"type": "array", "prefixItems": [{"type": "null"}, SELF]}, ["[]", "[null]"], ["[null,"]),
+        ({"anyOf": [SELF, {"type": "null"}, {"type": "array", "items": SELF}]}, ["null", "[]"], ["{", "[n"]),
+        ({"oneOf": [SELF, {"type": "null"}]}, ["null"], ["{"]),
+        ({"allOf": [{"properties": {"t": SELF}}, {"properties": {"n": {"type": "null"}}}]}, ['{"n":null}'], ['{"t']),
+    ],
+)
+def test_parts_without_a_finite_value_are_left_out(
+    name: str, schema: dict[str, Any], taken: list[str], not_taken: list[str]
+) -> None:
+    """A grammar with such a part would lead into it, and find no text there."""
+    text = json.dumps(schema).replace("#/$defs/SELF", f"#/$defs/{name}")
+    made = grammar("json_schema", {**json.loads(text), "$defs": DEFINITIONS})
+    assert all(accepts(made, value) for value in taken)
+    for text in not_taken:
+        matcher = matcher_of(made)
+        assert matcher.try_consume_tokens(list(text.encode())) < len(text), text
+    assert {random_text(made, seed) for seed in range(5)}
 
 
 def test_a_regex_matches_the_whole_text() -> None:

@@ -17,6 +17,7 @@ from treadle.core.statistics import GrammarStatistics
 from treadle.grammar import compiler as module
 from treadle.grammar.compiler import GrammarCompiler
 from treadle.grammar.completions import ending_of
+from treadle.grammar.faults import FAILED, fault_of_matcher, has_failed
 from treadle.grammar.limits import LIMITS
 
 WAIT_S = 120.0  # compilers run at low priority: a busy machine makes two seconds twenty
@@ -195,6 +196,38 @@ def test_a_grammar_may_be_dropped_while_its_ending_is_searched(monkeypatch: pyte
     harness.until(lambda: harness.compiler._idle == len(harness.compiler._threads))
     assert harness.compiler.ending(constraint) is None
     harness.compiler.close()
+
+
+def test_a_grammar_on_which_llguidance_fails_is_compiled_anew(harness: Harness) -> None:
+    number = '%json {"type": "number", "multipleOf": 3, "minimum": 0, "maximum": 9}'
+    constraint = Constraint(kind="lark", grammar=f"start: number <[256]>\nnumber: {number}", close_at_limit=True)
+    harness.compiled(constraint)  # the search for its ending fails, on llguidance 1.9
+    matcher = harness.compiler.matcher(constraint)
+    assert matcher is not None
+    matcher.compute_bitmask()
+    assert not matcher.is_error()
+    harness.compiler.forget(constraint)
+    assert harness.compiler.ending(constraint) is None
+    assert harness.compiler._chars == 0
+    harness.compiler.forget(constraint)
+    assert harness.compiler.state(constraint) is PENDING
+    harness.compiler.forget(constraint)
+    harness.compiled(constraint)
+    assert harness.compiler.state(constraint) is READY
+
+
+def test_the_text_of_a_failure_of_llguidance_is_for_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    class Matcher:
+        def __init__(self, error: str) -> None:
+            self.get_error = lambda: error
+
+    panics = ("panic: assertion failed: x <backtrace> 0: <unknown>", "unwrap() on an `Err` value: PoisonError { .. }")
+    assert [fault_of_matcher(Matcher(text)) for text in panics] == [FAILED, FAILED]  # type: ignore[arg-type]
+    assert "assertion failed: x" in caplog.text
+    assert "unknown" not in caplog.text
+    plain = fault_of_matcher(Matcher("token 1 doesn't\n fit\n<backtrace> 0: <unknown>"))  # type: ignore[arg-type]
+    assert plain == "token 1 doesn't fit"
+    assert not has_failed(plain)
 
 
 class Held:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 from dataclasses import replace
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 from tests.support.grammars import Grammars, byte_tokenizer, lark, piece_tokenizer, regex, schema
 from treadle.core.messages import Constraint, Submit
 from treadle.grammar.completions import WORK_A_STEP, Search, ending_of
+from treadle.runner.sampling import closing
 from treadle.runner.sampling.constraints import RowConstraint, row_constraint
 from treadle.runner.sampling.sampler import SamplingRow
 from treadle.runner.sampling.token_masks import TokenMasks
@@ -37,6 +39,13 @@ PIECES = (
     "12",
     ", ",
 )
+
+
+@pytest.fixture(autouse=True)
+def steps_by_work_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(closing, "STEP_S", math.inf)
+
+
 VOCABULARIES = {"bytes": byte_tokenizer(263, ("<think>", "</think>")), "pieces": piece_tokenizer(PIECES, 300)}
 STOP = 258
 
@@ -222,9 +231,9 @@ class Work:
         self.most = self.total = 0
         real = Search.run
 
-        def run(search: Search, work: int) -> list[int] | None:
+        def run(search: Search, work: int, seconds: float = math.inf) -> list[int] | None:
             before, self.searches = search.work, self.searches + 1
-            found = real(search, work)
+            found = real(search, work, seconds)
             self.most = max(self.most, before - search.work)
             self.total += before - search.work
             return found
@@ -315,11 +324,71 @@ def test_a_row_that_knows_no_completion_takes_the_way_of_a_search_a_step_at_a_ti
 
 
 def unknown(row: RowConstraint, monkeypatch: pytest.MonkeyPatch) -> Work:
-    """Take from a row what it knows about the end of its grammar. Return the work that it does from now on."""
+    """Let a row know a completion of its grammar that fits nowhere. Return the work that it does from now on."""
+    return with_first(row, (255,), monkeypatch)
+
+
+def with_first(row: RowConstraint, first: tuple[int, ...] | None, monkeypatch: pytest.MonkeyPatch) -> Work:
     assert row._closing is not None
-    row._closing._ending = replace(row._closing._ending, first=None, growth=1 << 20)
-    row._closing.restart(at_beginning=True)
+    row._closing._ending = replace(row._closing._ending, first=first, growth=1 << 20)
+    row._closing.restart(at_beginning=False)
     return Work(monkeypatch)
+
+
+def take(row: RowConstraint, drawn: bytes) -> bytes:
+    """Draw the bytes of `drawn`, and others as the grammar allows them. Return the tokens that are taken."""
+    masks, taken = TokenMasks(263), list[int]()
+    while not row.ended and row._left:
+        some = allowed(row, masks)
+        token = next((token for token in drawn[len(taken) : len(taken) + 1] if token in some), some[0])
+        taken.append(row.settle(token))
+        row.accept(taken[-1])
+    return bytes(token for token in taken if token < 256)
+
+
+TEXT = lark(
+    'start: text\ntext[lazy]: UNTIL\nUNTIL: TEXT " and out"\nTEXT: /[a-z ]*/ & ~/.* and out.*/', close_at_limit=True
+)
+
+
+def test_a_text_is_closed_by_its_end_and_is_its_own_up_to_there() -> None:
+    """No single token of the end changes what may come next, but the last one."""
+    drawn = b"the quick brown fox jumps over the lazy dog" * 3
+    for most in (8, 9, 50):
+        assert take(made(TEXT, "bytes", most), drawn) == drawn[: most - 8] + b" and out"
+
+
+def test_a_row_that_knows_no_completion_at_all_keeps_its_tokens_while_one_is_searched(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    row = made(regex("[a-f]{60,}(XY){9}", close_at_limit=True), "bytes", 200)
+    work, drawn = with_first(row, None, monkeypatch), b"abcdef" * 50
+    assert take(row, drawn) == drawn[:182] + b"XY" * 9
+    assert row.ended
+    assert work.searches > 3
+    assert work.most <= WORK_A_STEP + 8
+
+
+def test_what_no_search_can_close_is_drawn_to_its_end_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    grammars, constraint = Grammars(VOCABULARIES["bytes"]), regex("[a-f]{400}", close_at_limit=True)
+    request, drawn = Submit("r", (1,), 300, stop_token_ids=(STOP,), constraint=constraint), b"abcdef" * 50
+    for first, most in ((None, 300), (None, 3)):
+        row = row_constraint(msgspec.structs.replace(request, max_tokens=most), (), 300, grammars)
+        assert row is not None
+        with_first(row, first, monkeypatch)
+        before = grammars.statistics.not_closed
+        assert take(row, drawn) == drawn[:most]
+        assert grammars.statistics.not_closed == before + 1
+
+
+def test_a_search_whose_masks_are_dear_leaves_the_row_its_own_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step has no time for a token of its way."""
+    monkeypatch.setattr(closing, "STEP_S", 0.0)
+    row = made(LONG, "bytes", 900)
+    work = unknown(row, monkeypatch)
+    assert feed(row, b"abcdefghi" * 4) == list(b"abcdefghi" * 4)
+    assert work.searches == 36
+    assert work.most <= 8
 
 
 def test_a_row_for_which_nothing_fits_gives_up_and_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:

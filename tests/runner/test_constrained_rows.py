@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, ClassVar
 
 import mlx.core as mx
 import msgspec
@@ -26,8 +26,10 @@ from tests.support.grammars import Grammars, byte_tokenizer, lark, regex, schema
 from tests.support.tiny import EOS, IM_END
 from treadle.core import block_budget
 from treadle.core.messages import Constraint, FinishReason, Submit, Thinking
+from treadle.grammar.faults import FAILED
 from treadle.runner.loading.model import LoadedModel
 from treadle.runner.model_runner import ModelRunner
+from treadle.runner.sampling import row_grammar, token_masks
 from treadle.runner.sampling.mask_kernel import MaskKernel
 from treadle.runner.sampling.sampling_kernel import SamplingKernel
 from treadle.runner.sampling.token_masks import TokenMasks
@@ -313,6 +315,34 @@ def test_a_row_whose_grammar_fails_ends_alone(tiny: Tiny) -> None:
         for request in (*some, *others):
             if ended[request.id] is not FinishReason.ERROR:
                 assert_alike(loop.everything(request.id), alone.everything(request.id))
+
+
+def test_a_failure_of_llguidance_is_no_fault_of_the_request_and_its_grammar_is_forgotten(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Failing(Grammars):
+        forgotten: ClassVar[list[Constraint]] = []
+
+        def matcher(self, constraint: Constraint) -> LLMatcher:
+            limits = LLParserLimits(step_max_items=3, verbose_errors=False)
+            return LLMatcher(self.vocabulary, constraint.grammar, log_level=0, limits=limits)
+
+        def forget(self, constraint: Constraint) -> None:
+            self.forgotten.append(constraint)
+
+    request = constrained("person", 0, random.Random(0), "greedy")
+    grammars = Failing(byte_tokenizer(261))
+    codes = []
+    for fault in ("too many items", FAILED):
+        for module in (row_grammar, token_masks):
+            monkeypatch.setattr(module, "fault_of_matcher", lambda matcher, fault=fault: fault)
+        loop = Looped(ModelRunner(tiny("llama", padded=True), grammars=grammars))
+        loop.run(request)
+        (finish,) = [output.finish for output in loop.outputs[request.id] if output.finish]
+        assert fault in finish.message
+        codes.append(finish.code)
+    assert codes == ["invalid_grammar", "engine_step_failed"]
+    assert grammars.forgotten == [request.constraint]
 
 
 def test_logits_that_are_nan_are_named_as_the_cause(tiny: Tiny) -> None:

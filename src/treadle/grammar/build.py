@@ -19,7 +19,7 @@ from . import deep_stack
 from .limits import WRITTEN
 from .patterns import check_pattern
 from .places import below, refusal
-from .productive import check_finite
+from .productive import keep_finite
 from .schema import rewrite
 from .validation import check_grammar, check_schema
 
@@ -57,7 +57,7 @@ def json_rule(schema: Any, *, param: str, check: bool = True) -> str:
     be checked: llguidance may refuse it there.
     """
     rewritten = rewrite(_parsed(schema, param), param=param)
-    check_finite(rewritten.schema, param)
+    keep_finite(rewritten.schema, param)
     if check:
         check_schema(rewritten, param=param)
     return f"%json {rewritten.text()}"
@@ -69,7 +69,7 @@ def _json_object(spec: Any, param: str) -> str:
 
 def _json_schema(spec: Any, param: str) -> str:
     rewritten = rewrite(_parsed(spec, param), param=param)
-    check_finite(rewritten.schema, param)
+    keep_finite(rewritten.schema, param)
     return check_schema(rewritten, param=param)
 
 

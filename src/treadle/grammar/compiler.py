@@ -16,9 +16,9 @@ from llguidance import LLMatcher, LLTokenizer
 from ..core.grammar_state import PENDING, READY, GrammarState, GrammarStatus
 from ..core.messages import Constraint
 from ..core.statistics import GrammarStatistics
-from ..errors import one_line
 from .completions import Ending, ending_of
 from .deep_stack import start_thread
+from .faults import fault_of_matcher, has_failed
 from .limits import LIMITS
 from .thread_priority import lower_priority
 
@@ -123,6 +123,14 @@ class GrammarCompiler:
         with self._changed:
             self.statistics = msgspec.structs.replace(self.statistics, not_closed=self.statistics.not_closed + 1)
 
+    def forget(self, constraint: Constraint) -> None:
+        """Drop the grammar of a constraint, on which llguidance failed: copies of its matcher fail, too. It is compiled
+        anew when a request asks for it."""
+        with self._changed:
+            grammar = self._cache.get(constraint.grammar)
+            if grammar is not None and grammar.status is not PENDING:
+                self._drop(constraint.grammar)
+
     def close(self) -> None:
         """Forget all grammars, and end the threads after those that they are compiling; wait for that up to CLOSE_S."""
         with self._changed:
@@ -156,8 +164,11 @@ class GrammarCompiler:
             if len(self._cache) <= self._max_grammars and self._chars <= self._max_chars:
                 return
             if self._cache[text].status is not PENDING:
-                del self._cache[text]
-                self._chars -= len(text)
+                self._drop(text)
+
+    def _drop(self, text: str) -> None:
+        del self._cache[text]
+        self._chars -= len(text)
 
     def _store(self, text: str, compiled: _Grammar, seconds: float) -> bool:
         """Put a compiled grammar into the cache. Return whether its state has changed."""
@@ -208,9 +219,11 @@ class GrammarCompiler:
                 return
             matcher = grammar.compiled.deep_copy()
         ending = self._ending(text, matcher)
+        usable = self._compile(text).compiled if _is_broken(matcher) else None
         with self._changed:
-            if text in self._cache:
-                self._cache[text].ending = ending
+            if (grammar := self._cache.get(text)) is not None:
+                grammar.ending = ending
+                grammar.compiled = usable or grammar.compiled
             self.statistics = msgspec.structs.replace(
                 self.statistics, compile_s=self.statistics.compile_s + time.monotonic() - began
             )
@@ -244,10 +257,17 @@ class GrammarCompiler:
             matcher = LLMatcher(self.tokenizer, text, log_level=0, limits=LIMITS)
             if not matcher.is_error():
                 matcher.compute_bitmask()
-            error = matcher.get_error()
+            error = fault_of_matcher(matcher) if matcher.is_error() else ""
         except BaseException as raised:  # a panic in Rust is no Exception
             log.exception("a grammar could not be compiled, and its request fails")
             error = f"{type(raised).__name__} in llguidance"
         if error:
-            return _Grammar(GrammarStatus(GrammarState.FAILED, f"the grammar can't be compiled: {one_line(error)}"))
+            return _Grammar(GrammarStatus(GrammarState.FAILED, f"the grammar can't be compiled: {error}"))
         return _Grammar(READY, matcher)
+
+
+def _is_broken(matcher: LLMatcher) -> bool:
+    """Whether llguidance has failed on a copy of a matcher, and fails on all from then on."""
+    copy = matcher.deep_copy()
+    copy.compute_bitmask()
+    return copy.is_error() and has_failed(fault_of_matcher(copy))

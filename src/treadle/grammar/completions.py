@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import math
 import re
 import time
 from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
@@ -26,6 +29,8 @@ _MASK = 4
 """Work of a mask: it takes as long as about four other tokens, some 100 us where its lexer's states are new."""
 WORK_A_STEP = 16 * _MASK
 """Most work of a row's search in one step, 1 to 2 ms."""
+STEP_S = 0.004
+"""Most CPU time of it, but for the mask at its end: over large vocabularies a mask of any text takes up to 10 ms."""
 _MASKS_A_PLACE = WORK_A_STEP // _MASK - 2
 """Most masks behind candidates of one place in a search whose way is taken: with the place's own one, a step's work."""
 _MOST_WORK = 2048 * _MASK
@@ -36,50 +41,63 @@ _SKIPPED = 64
 """Most tokens of a known completion that another token may take the place of."""
 _MOST_VISITS = 64
 """Most times that the first way comes to the same mask: beyond, it goes round in circles."""
+_MOST_ENDS = 8
+"""Most ends of texts that a search tries as a whole."""
+_MOST_S = 1.0
+"""Most seconds of a thread's CPU time for a first completion."""
+_SHORTENING_S = 0.1
+"""Most of them for shorter ones."""
 _BITS = 32
 """Tokens of one word of a bitmask."""
 
 _Words = npt.NDArray[np.int32]
-_Option = tuple[int, LLMatcher, _Words | None]
-"""A token, the matcher behind it, and that matcher's bitmask where it was computed."""
+_Tokens = tuple[int, ...]
+_Option = tuple[_Tokens, LLMatcher, _Words | None]
+"""Tokens, the matcher behind them, and that matcher's bitmask where it was computed."""
 _Steps = Generator[None, None, list[int] | None]
 """Part of a search: it yields after each mask, and returns a completion; None where there is none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """Facts for completions of a grammar: the tokens that search tries first, the shortest completion found from the
-    grammar's beginning (None: none was found), and `growth`."""
+    """Facts for completions of a grammar: what a search tries first, single tokens and ends of texts; the shortest
+    completion found from the grammar's beginning (None: none was found); and `growth`."""
 
-    candidates: tuple[int, ...]
-    first: tuple[int, ...] | None
+    candidates: tuple[_Tokens, ...]
+    first: _Tokens | None
     growth: int
 
 
 def ending_of(tokenizer: LLTokenizer, grammar: str, beginning: LLMatcher) -> Ending:
-    """Return the ending of `grammar`. It takes tens of milliseconds; `beginning` is a matcher at its beginning."""
-    candidates = tuple(dict.fromkeys((*_special_tokens(tokenizer, grammar), *_usual_tokens(tokenizer))))
+    """Return the ending of `grammar`. It takes tens of milliseconds, about a second at most. `beginning` is a matcher
+    at its beginning."""
+    known = (*_special_tokens(tokenizer, grammar), *_ends(tokenizer, grammar), *_usual_tokens(tokenizer))
+    candidates = tuple(dict.fromkeys(known))
     return Ending(candidates, shortest(tokenizer, candidates, beginning), growth(tokenizer, grammar))
 
 
-def shortest(tokenizer: LLTokenizer, candidates: Sequence[int], beginning: LLMatcher) -> tuple[int, ...] | None:
-    """Return the shortest completion found by a search for any, and then for shorter ones with another token in one
+def shortest(tokenizer: LLTokenizer, candidates: Sequence[_Tokens], beginning: LLMatcher) -> _Tokens | None:
+    """Return the shortest completion found by searches for any, and then for shorter ones with another candidate in one
     place; None where none is found."""
-    found = _whole(Search(tokenizer.vocab_size, candidates, beginning, _MOST_WORK))
-    work = _SHORTENING
+    found, end = None, time.thread_time() + _MOST_S
+    for turns in (None, False, True):
+        search = Search(tokenizer.vocab_size, candidates, beginning, _MOST_WORK, turns=turns)
+        if (found := _whole(search, end)) is not None:
+            break
+    work, end = _SHORTENING, time.thread_time() + _SHORTENING_S
     while found:
         search = Search(tokenizer.vocab_size, candidates, beginning, len(found) - 1, detour=True, work=work)
-        if (shorter := _whole(search)) is None:
+        if (shorter := _whole(search, end)) is None:
             break
         found, work = shorter, search.work
     return None if found is None else tuple(found)
 
 
-def _whole(search: Search) -> list[int] | None:
-    """Return the completion that a search finds. Other threads get the GIL between its pieces: they would wait for
-    Python's switch interval otherwise, 5 ms."""
+def _whole(search: Search, end: float) -> list[int] | None:
+    """Return the completion that a search finds before this thread has had `end` seconds of CPU time. Other threads get
+    the GIL between its pieces: they would wait for Python's switch interval otherwise, 5 ms."""
     found = None
-    while not search.over:
+    while not search.over and time.thread_time() < end:
         found = search.run(1)
         time.sleep(0)
     return found
@@ -95,8 +113,8 @@ class Search:
     """Search for up to `most` tokens that complete a grammar from the state of `matcher`, which is copied.
 
     At each place it takes the first candidate after which the grammar goes on differently, until `known` tokens, or the
-    last ones of them, complete it. With `detour` it takes another token in one place. It does `work` at most. `way` are
-    the tokens taken so far, `over` is true at the end.
+    last ones of them, complete it. With `detour` it takes another candidate in one place. It does `work` at most. `way`
+    are the tokens taken so far, `over` is true at the end.
 
     With `turns` its way can be taken while it goes on: the way only grows, by a token or more with each `WORK_A_STEP`,
     whatever `work` says. The candidates of a place that take longer are tried where its mask comes again. True takes
@@ -106,7 +124,7 @@ class Search:
     def __init__(
         self,
         vocabulary: int,
-        candidates: Sequence[int],
+        candidates: Sequence[_Tokens],
         matcher: LLMatcher,
         most: int,
         known: Sequence[int] = (),
@@ -120,8 +138,8 @@ class Search:
         self.over = False
         self._vocabulary = vocabulary
         self._candidates = candidates
-        self._better: dict[int, int] = {}  # by hashes of masks: the first token after which the mask was another
-        self._untried: dict[int, Iterator[int]] = {}  # likewise, the tokens of places that were left early
+        self._better: dict[int, _Tokens] = {}  # by hashes of masks: the first option after which the mask was another
+        self._untried: dict[int, Iterator[_Tokens]] = {}  # likewise, the options of places that were left early
         self._masks_a_place = None if turns is None else _MASKS_A_PLACE
         self._known: dict[int, list[list[int]]] = {}  # by their first tokens
         for skipped in range(min(len(known), _SKIPPED)):
@@ -132,11 +150,12 @@ class Search:
         else:
             self._steps = self._detour(matcher, most) if detour else self._walk(matcher, most)
 
-    def run(self, work: int) -> list[int] | None:
-        """Do about so much `work`. Return the completion; None where there is none, or none yet (not `over`)."""
-        end = max(0, self.work - work)
+    def run(self, work: int, seconds: float = math.inf) -> list[int] | None:
+        """Do about so much `work`, or less where that takes `seconds` of the thread's CPU time: a mask more at most.
+        Return the completion; None where there is none, or none yet (not `over`)."""
+        end, last = max(0, self.work - work), time.thread_time() + seconds
         try:
-            while self.work > end:
+            while self.work > end and time.thread_time() < last:
                 next(self._steps)
         except StopIteration as stopped:
             self.over = True
@@ -155,13 +174,13 @@ class Search:
             if words is None:
                 words = yield from self._mask(matcher)
             options = yield from self._options(matcher, words, _ALTERNATIVES)
-            for token, after, _ in options[1:]:
-                if (rest := (yield from self._walk(after, most - len(way) - 1))) is not None:
-                    return [*way, token, *rest]
+            for tokens, after, _ in options[1:]:
+                if (rest := (yield from self._walk(after, most - len(way) - len(tokens)))) is not None:
+                    return [*way, *tokens, *rest]
             if not options:
                 return None
-            token, matcher, words = options[0]
-            way = [*way, token]
+            tokens, matcher, words = options[0]
+            way = [*way, *tokens]
         return None
 
     def _walk(self, matcher: LLMatcher, most: int) -> _Steps:
@@ -185,8 +204,8 @@ class Search:
             if (rest := self._joined(matcher, most - len(way))) is not None:
                 return way + rest
             if words is None and not turns and (option := self._obvious(matcher)):
-                token, matcher = option
-                way.append(token)
+                tokens, matcher = option
+                way += tokens
                 yield
                 continue
             if words is None:
@@ -199,8 +218,8 @@ class Search:
             skipped = before if turns else before // _ALTERNATIVES if circles and before % _ALTERNATIVES == 0 else 0
             if not (options := (yield from self._options(matcher, words, skipped + 1))):
                 return None
-            token, matcher, words = options[skipped % len(options)]
-            way.append(token)
+            tokens, matcher, words = options[skipped % len(options)]
+            way += tokens
         return way if len(way) <= most else None
 
     def _joined(self, matcher: LLMatcher, most: int) -> list[int] | None:
@@ -212,15 +231,16 @@ class Search:
                         return rest
         return None
 
-    def _obvious(self, matcher: LLMatcher) -> tuple[int, LLMatcher] | None:
-        """Return the first candidate that may come, and the matcher behind it, where that needs no mask: because the
-        grammar is complete then, or a certain token must follow."""
+    def _obvious(self, matcher: LLMatcher) -> tuple[_Tokens, LLMatcher] | None:
+        """Return an end of a text, or the first other candidate that may come, and the matcher behind it, where that
+        needs no mask: because the grammar is complete then, or a certain token must follow."""
         self.work -= 1
-        for token in self._candidates:
-            if matcher.validate_tokens([token]):
-                after = matcher.deep_copy()
-                after.consume_token(token)
-                return (token, after) if after.is_accepting() or after.compute_ff_tokens() else None
+        for tokens in self._candidates:
+            if (after := _behind(matcher, tokens)) is not None:
+                if after.is_accepting() or after.compute_ff_tokens():
+                    return tokens, after
+                if len(tokens) == 1:
+                    break
         return None
 
     def _mask(self, matcher: LLMatcher) -> Generator[None, None, _Words]:
@@ -236,35 +256,43 @@ class Search:
         state, as far as masks show it."""
         key, found, others = hash(words.tobytes()), list[_Option](), list[_Option]()
         better, untried = self._better.get(key), self._untried.pop(key, None)
-        tokens = self._tokens(words, better) if untried is None else chain(untried, [better or 0])
-        for token in tokens:
+        rest = self._tokens(words, better) if untried is None else chain(untried, [better] if better else ())
+        for tokens in rest:
             if len(found) == count:
                 break
-            after = matcher.deep_copy()
-            if not after.consume_token(token):
+            if (after := _behind(matcher, tokens)) is None:
                 continue
-            if token == better or after.is_accepting() or after.compute_ff_tokens():
-                found.append((token, after, None))
+            if tokens == better or after.is_accepting() or after.compute_ff_tokens():
+                found.append((tokens, after, None))
                 continue
             next_words = yield from self._mask(after)
             differs = not np.array_equal(next_words, words)
-            (found if differs else others).append((token, after, next_words))
+            (found if differs else others).append((tokens, after, next_words))
             if not differs and len(others) == self._masks_a_place:
-                self._untried[key] = tokens
+                self._untried[key] = rest
                 break
         options = [*found, *others][:count]
         if options and (better is None or untried is not None):
             self._better[key] = options[0][0]
         return options
 
-    def _tokens(self, words: _Words, better: int | None) -> Iterator[int]:
-        """Yield `better`, the candidates that a bitmask allows, then the first tokens that it allows."""
+    def _tokens(self, words: _Words, better: _Tokens | None) -> Iterator[_Tokens]:
+        """Yield `better`, the candidates whose first tokens a bitmask allows, then the first tokens that it allows."""
         if better is not None:
             yield better
-        yield from (token for token in self._candidates if token != better and _allows(words, token))
+        yield from (tokens for tokens in self._candidates if tokens != better and _allows(words, tokens[0]))
         first = np.flatnonzero(words)[:_ALTERNATIVES]
         bits = np.unpackbits(words[first].view(np.uint8).reshape(len(first), -1), axis=1, bitorder="little")
-        yield from (int(first[i]) * _BITS + int(bit) for i, bit in np.argwhere(bits)[:_ALTERNATIVES])
+        yield from ((int(first[i]) * _BITS + int(bit),) for i, bit in np.argwhere(bits)[:_ALTERNATIVES])
+
+
+def _behind(matcher: LLMatcher, tokens: _Tokens) -> LLMatcher | None:
+    """Return a matcher behind tokens; None where they may not come."""
+    some = list(tokens)
+    if matcher.validate_tokens(some) < len(some):
+        return None
+    after = matcher.deep_copy()
+    return after if after.consume_tokens(some) else None
 
 
 def _allows(words: _Words, token: int) -> bool:
@@ -277,7 +305,7 @@ def _forced(matcher: LLMatcher) -> list[int]:
     return forced[: matcher.try_consume_tokens(forced)] if forced else []
 
 
-def _special_tokens(tokenizer: LLTokenizer, grammar: str) -> list[int]:
+def _special_tokens(tokenizer: LLTokenizer, grammar: str) -> list[_Tokens]:
     """Return the special tokens that a grammar may name: `<name>` or `<[id]>`."""
     found = []
     for name in dict.fromkeys(re.findall(r"<[^<>\s]+>", grammar)):
@@ -286,14 +314,24 @@ def _special_tokens(tokenizer: LLTokenizer, grammar: str) -> list[int]:
             found.append(int(number[1]))
         elif len(tokens) == 1:
             found.append(tokens[0])
-    return [token for token in found if token < tokenizer.vocab_size]
+    return [(token,) for token in found if token < tokenizer.vocab_size]
+
+
+def _ends(tokenizer: LLTokenizer, grammar: str) -> list[_Tokens]:
+    """Return the tokens of the first literals of a Lark grammar that end a text: they stand behind a terminal or a
+    regular expression. Inside of a text the tokens of its end change no mask but the last one."""
+    ends = []
+    for literal in dict.fromkeys(_ENDS.findall(grammar)):
+        with suppress(ValueError):  # of escapes that JSON lacks
+            ends.append(tuple(tokenizer.greedy_tokenize(json.loads(literal))))
+    return [tokens for tokens in ends if tokens][:_MOST_ENDS]
 
 
 @lru_cache(maxsize=1)
-def _usual_tokens(tokenizer: LLTokenizer) -> tuple[int, ...]:
+def _usual_tokens(tokenizer: LLTokenizer) -> tuple[_Tokens, ...]:
     """Return the tokens of texts that often end something."""
     texts = (*_CLOSING, *map(chr, range(0x21, 0x7F)), " ", "\n")
-    return tuple(tokens[0] for text in texts if len(tokens := tokenizer.greedy_tokenize(text)) == 1)
+    return tuple((tokens[0],) for text in texts if len(tokens := tokenizer.greedy_tokenize(text)) == 1)
 
 
 def growth(tokenizer: LLTokenizer, grammar: str) -> int:
@@ -312,5 +350,6 @@ def growth(tokenizer: LLTokenizer, grammar: str) -> int:
 
 _MOST_GROWTH = 1 << 20
 _REPETITIONS = re.compile(r'(?:min(?:Items|Length|Properties)\\*"\s*:|[{~])\s*([0-9]{1,9})')
+_ENDS = re.compile(r'(?:\b[A-Z][A-Z0-9_]*|/)[ \t]+("(?:\\.|[^"\\\n])*")')
 _FORMAT_TOKENS = 40
 """Most tokens of a text of one of JSON Schema's formats: a UUID has 36 characters."""

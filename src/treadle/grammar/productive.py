@@ -1,4 +1,4 @@
-"""Finite values of recursive schemas: a schema that only infinite values match is refused."""
+"""Finite values of recursive schemas: a schema that only infinite values match is refused, and a part is left out."""
 
 from __future__ import annotations
 
@@ -6,10 +6,16 @@ from typing import Any
 
 from .places import refusal
 
+_NAMED = ("properties", "patternProperties")
+_LISTED = ("allOf", "anyOf", "oneOf", "prefixItems")
+_SINGLE = ("items", "additionalProperties")
+"""Keywords with schemas: by names, in a list, and one alone."""
 
-def check_finite(schema: dict[str, Any], param: str) -> None:
-    """Raise InvalidRequest if every value of a rewritten schema would be infinitely deep: an object that requires one
-    of its own kind, or references that lead back to themselves."""
+
+def keep_finite(schema: dict[str, Any], param: str) -> None:
+    """Replace the parts of a rewritten schema that only infinitely deep values match by `false`: objects that require
+    one of their own kind, and references that lead back to themselves. A grammar would lead into them, and find no text
+    there. Raises InvalidRequest if they are the whole schema."""
     definitions = schema.get("$defs", {})
     users: dict[str, list[str]] = {}
     for name, definition in definitions.items():
@@ -26,6 +32,24 @@ def check_finite(schema: dict[str, Any], param: str) -> None:
         raise refusal(
             param, "allows no finite value: a required part allows none, or refers back to itself. Make it optional"
         )
+    for name in definitions.keys() - finite:
+        del definitions[name]
+    stack = [schema, *definitions.values()]
+    while stack:
+        for place, key, part in _parts(stack.pop()):
+            if not _is_finite(part, finite):
+                place[key] = False
+            elif isinstance(part, dict):
+                stack.append(part)
+
+
+def _parts(schema: Any) -> list[tuple[Any, Any, Any]]:
+    """Return the schemas right below one, each behind the object or list that holds it, and its key there."""
+    if isinstance(schema, bool):
+        return []
+    found = [(schema[key], name, part) for key in _NAMED for name, part in schema.get(key, {}).items()]
+    found += [(schema[key], index, part) for key in _LISTED for index, part in enumerate(schema.get(key, ()))]
+    return found + [(schema, key, schema[key]) for key in _SINGLE if key in schema]
 
 
 def _references(schema: Any) -> set[str]:

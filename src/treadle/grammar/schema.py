@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -276,6 +277,9 @@ class _Rewriter:
             return assertions.values(source, at, self._instances)
         types = keywords.types_of(source)
         out: dict[str, Any] = {}
+        if float(source.get("multipleOf", 0.5)).is_integer():
+            types = _without_fractions(keywords.TYPES if at.merged and "type" not in source else types)
+            source = {**source, "type": list(types)}
         if "type" in source or not at.merged:
             out["type"] = types[0] if len(types) == 1 else [name for name in types if name != "integer"]
             if "integer" in types and "number" not in types and len(types) > 1:
@@ -378,6 +382,12 @@ def _any_schema(step: float) -> dict[str, Any]:
             {"type": "object", "additionalProperties": _ANY_REF},
         ]
     }
+
+
+def _without_fractions(types: Iterable[str]) -> tuple[str, ...]:
+    """Return types with integers in place of numbers. Whole multiples are written alike as both, and llguidance fails
+    on those of numbers before a special token."""
+    return tuple(dict.fromkeys("integer" if name == "number" else name for name in types))
 
 
 def _apart(out: dict[str, Any]) -> list[dict[str, Any]]:

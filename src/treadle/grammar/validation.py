@@ -10,6 +10,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from ..errors import InvalidRequest, one_line
 from . import deep_stack
+from .faults import FAILED
 from .limits import LIMITS
 from .places import below
 from .schema import Rewritten
@@ -29,6 +30,7 @@ _HINTS = {
     "too many expressions": "it takes too much work to compile: use fewer or simpler numbers and patterns",
     "Too many items": "it has too many ways to go on at once: use fewer optional parts",
     "Current row has": "it has too many ways to go on at once: use fewer optional parts",
+    "panic": FAILED,
     "NoExtension": "no text matches it",
     "patternProperties": "its patterns may match the same name: make them exclude one another",
 }

@@ -7,6 +7,7 @@ from contextlib import suppress
 
 from ..core.plan import Admit
 from ..grammar.compiler import GrammarCompiler
+from ..grammar.faults import has_failed
 from .device.owner_thread import OutOfMemory, mlx_runtime
 from .forward.positions import SequencePositions
 from .kv.backend import KvBackend
@@ -57,6 +58,8 @@ class Admission:
             return None
         except (ValueError, TypeError, OverflowError) as error:
             step.failed[request.id] = str(error)
+            if request.constraint is not None and has_failed(str(error)):
+                self._grammars.forget(request.constraint)
             return None
         row = RunningRow(request.id, request.salt, tokens, request, sampling, admit.cached_tokens, pool, images=images)
         if images is not None and images.positions is not None:

@@ -88,7 +88,7 @@ class ModelRunner:
             forget=self._forget,
             least_forced=self._least_forced,
         )
-        self._settler = Settler(self._backend, self._speculation)
+        self._settler = Settler(self._backend, self._speculation, self._grammars)
         budget = model.kv_budget_bytes + model.draft_budget_bytes
         self._pool = memory.free_pool(model.device, budget, model.max_running * model.vocabulary)
         self._started: deque[Step] = deque()

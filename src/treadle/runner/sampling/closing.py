@@ -7,7 +7,7 @@ from copy import copy
 
 from llguidance import LLMatcher
 
-from ...grammar.completions import WORK_A_STEP, Ending, Search, completes
+from ...grammar.completions import STEP_S, WORK_A_STEP, Ending, Search, completes
 
 _LONGEST = 1024
 """Most tokens of a completion that a search finds, but for forced ones: a required text that is longer may not fit."""
@@ -21,8 +21,9 @@ class Closing:
     sequence may close a little earlier than it must. Two exceptions keep the invariant without a completion. While so
     much is left that no token can break it, nothing is searched. And while a whole completion fits, however long the
     search makes it, tokens are taken before their search is over: it goes on in the next steps. Where less is left, and
-    nothing is known, the row takes the tokens on the way of its search until that is over. Where two such searches find
-    nothing, it calls `gave_up` and searches no more.
+    a completion is only known from the grammar's beginning, the row takes the tokens on the way of its search until
+    that is over. Where none is known at all, or masks take too long for a token of the way a step, it takes those that
+    are drawn. Where two such searches find nothing, it calls `gave_up` and searches no more.
     """
 
     def __init__(self, ending: Ending, vocabulary: int, gave_up: Callable[[], None]) -> None:
@@ -80,7 +81,9 @@ class Closing:
         if self._exact and self._known is not None and len(self._known) > left:
             self._known, self._exact = None, False  # it never fitted
         if self._search is not None:
-            return self._go_on(self._search, token) if left > _LONGEST else self._follow(matcher, token, left)
+            if self._taken is None:
+                return self._go_on(self._search, matcher, token, left)
+            return self._follow(matcher, token, left)
         if self._bound + self._ending.growth < left:
             self._bound, self._exact = self._bound + self._ending.growth, False
             return token
@@ -104,26 +107,33 @@ class Closing:
 
     def _searched(self, matcher: LLMatcher, after: LLMatcher, token: int, left: int) -> int | None:
         """Search a completion behind `token`. A search that takes longer than this step goes on in the next ones where
-        whatever it finds fits, or where nothing else is known: then the row takes the tokens on its way."""
-        fits = left > _LONGEST
-        follows = not self._exact and not fits
+        whatever it finds fits, or where nothing else is known: then the row may take the tokens on its way."""
+        own = left > _LONGEST or (self._ending.first is None and not self._exact)
+        follows = not self._exact and not own
         search = self._search_from(after, left - 1, turns=self._turns if follows else None)
         before = search.work
-        if (found := search.run(WORK_A_STEP)) is not None:
+        if (found := search.run(WORK_A_STEP, STEP_S)) is not None:
             self._keep(found)
             return token
-        if not search.over and (fits or follows):
+        if not search.over and (own or follows):
             self._search, self._exact = search, False
             self._taken = [] if follows else None
             return token
-        return self._next_known() if self._exact else self._follow(matcher, token, left, before - search.work)
+        if self._exact:
+            return self._next_known()
+        return self._failed(token, left) if own else self._follow(matcher, token, left, before - search.work)
 
-    def _go_on(self, search: Search, token: int) -> int:
+    def _go_on(self, search: Search, matcher: LLMatcher, token: int, left: int) -> int:
         """Continue the search from an earlier state; take the token."""
         self._bound += self._ending.growth
-        self._known = search.run(WORK_A_STEP) or self._known
+        found = search.run(WORK_A_STEP, STEP_S)
+        self._known = found or self._known
         if search.over:
             self._search = None
+            if found is None and (self._ending.first is None or left <= _LONGEST):
+                return self._failed(token, left)
+        elif left == 1 and not completes(matcher, [token]):
+            self._give_up()
         return token
 
     def _follow(self, matcher: LLMatcher, token: int, left: int, done: int = 0) -> int | None:
@@ -132,24 +142,29 @@ class Closing:
         search, taken = self._search, self._taken
         if search is None or taken is None:
             search, taken = self._search_from(matcher, left, turns=self._turns), []
-        found = search.run(WORK_A_STEP - done)
+        found = search.run(WORK_A_STEP - done, STEP_S)
         if found is not None:
             self._search = None
             self._keep(found[len(taken) :])
             return self._next_known()
         more = search.way[len(taken) : len(taken) + 1]
-        if more and not search.over:
-            self._search, self._taken = search, taken + more
-        else:
-            self._fail()
+        if search.over:
+            return self._failed(more[0] if more else token, left)
+        self._search, self._taken = search, taken + more if more else None
         return more[0] if more else token
 
-    def _fail(self) -> None:
-        """Search once more, with other tokens where the way comes to the same place; give up the second time. The
-        sequence then ends by its length, unless it ends by itself."""
-        self._search, self._off, self._turns = None, self._turns, True
-        if self._off:
-            self._gave_up()
+    def _failed(self, token: int, left: int) -> int:
+        """Search once more, with other tokens where the way comes to the same place; give up the second time, or with
+        the last token. Return `token`."""
+        if self._turns or left == 1:
+            self._give_up()
+        self._search, self._turns = None, True
+        return token
+
+    def _give_up(self) -> None:
+        """Search no more: the sequence ends by its length, unless it ends by itself."""
+        self._search, self._off = None, True
+        self._gave_up()
 
     @property
     def searching(self) -> bool:

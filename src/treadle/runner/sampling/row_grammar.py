@@ -8,7 +8,7 @@ from copy import copy
 from llguidance import LLMatcher, LLTokenizer
 
 from ...core.messages import Constraint
-from ...errors import one_line
+from ...grammar.faults import fault_of_matcher
 from .triggers import Trigger, TriggerSearch
 
 
@@ -98,7 +98,7 @@ class RowGrammar:
         elif token in self._stops and self.matcher.is_accepting():
             self.ended = True
         elif not self.matcher.consume_token(token):
-            self.failure = f"token {token} does not follow the grammar: {one_line(self.matcher.get_error())}"
+            self.failure = f"token {token} does not follow the grammar: {fault_of_matcher(self.matcher)}"
         if self.matcher is not None and not self.failure:
             self._end(self.matcher)
 
@@ -144,7 +144,7 @@ class RowGrammar:
     def _end(self, matcher: LLMatcher) -> None:
         """Settle what follows where nothing more of the grammar can."""
         if matcher.is_error():
-            self.failure = f"the grammar can't be followed any further: {one_line(matcher.get_error())}"
+            self.failure = f"the grammar can't be followed any further: {fault_of_matcher(matcher)}"
         elif matcher.is_stopped() and self._then_free and self._search is not None:
             self.reset()
         elif matcher.is_stopped() and not self._stops:

@@ -10,7 +10,7 @@ import numpy as np
 from llguidance import LLExecutor, LLMatcher
 from llguidance.numpy import fill_next_token_bitmask, fill_next_token_bitmask_par
 
-from ...errors import one_line
+from ...grammar.faults import fault_of_matcher
 from .bitmask import BITS, Words
 from .constraints import Limit, RowConstraint
 
@@ -98,7 +98,7 @@ def _check(row: RowConstraint, limit: Limit, mask: Words) -> None:
     the only one, or was excluded, may stand for text: an ordinary one is left then. Settled later, it would be a token
     that has changed, and the step behind would be computed again for all its rows."""
     if limit.matcher is not None and limit.matcher.is_error():
-        row.fail(f"the grammar can't be followed any further: {one_line(limit.matcher.get_error())}")
+        row.fail(f"the grammar can't be followed any further: {fault_of_matcher(limit.matcher)}")
     elif not mask.any():
         token = None if limit.matcher is None else row.ordinary_token()
         if token is None:
