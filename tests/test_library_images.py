@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,7 +25,7 @@ from tests.support.vision_reference import generate
 from treadle import Engine
 from treadle.errors import InvalidRequest, UnsupportedParameter
 from treadle.fronts.media.needed import MAX_IMAGE_BYTES, needed_image
-from treadle.library.images import _png, source_of
+from treadle.library.images import _png, source_of, with_sources
 from treadle.media.decode import decode, open_image
 from treadle.media.pixels.families import plan_of, values_of, write_pixels
 from treadle.runner.mlxvlm.levels import values_of as looked_up
@@ -111,6 +112,35 @@ BAD_IMAGES: list[tuple[Any, str]] = [
     ("picture.png", "no URL of an image"),
     ("https://example.com/a.png", "the server fetches none"),
 ]
+
+
+def test_detail_of_a_part_is_read_and_other_keys_are_refused() -> None:
+    def read(**more: Any) -> Any:
+        (message,) = with_sources([{"role": "user", "content": [part(DATA) | more]}], "prompt")
+        return message["content"][0]["image"]
+
+    assert [read(**more).low for more in ({}, {"detail": None}, {"detail": "high"})] == [False] * 3
+    assert read(detail="low").low
+    for more, words, at in (
+        ({"detail": "nonsense"}, "is 'nonsense': it must be one of auto, low", ".detail"),
+        ({"detail": 5}, "it must be one of", ".detail"),
+        ({"details": "low"}, "has the key 'details': known are type, image, detail", ""),
+    ):
+        with pytest.raises(InvalidRequest, match=words) as caught:
+            read(**more)
+        assert caught.value.param == "prompt[0].content[0]" + at
+
+
+def test_a_path_is_read_up_to_the_limit_whatever_its_size_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pipe, which has no end before its writer's, and a file that grows while it is read."""
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(InvalidRequest, match=r"at can't be read: .*not a regular file"):
+        source_of(tmp_path / "pipe", "at")
+    (tmp_path / "grown").write_bytes(DATA)
+    monkeypatch.setattr("treadle.library.images.MAX_IMAGE_BYTES", len(DATA) - 1)
+    monkeypatch.setattr(Path, "stat", lambda self: SimpleNamespace(st_size=0))
+    with pytest.raises(InvalidRequest, match="at is an image of over 20 MiB"):
+        source_of(tmp_path / "grown", "at")
 
 
 @in_loop

@@ -14,6 +14,7 @@ from PIL import ExifTags, Image, ImageOps
 from tests.media.pictures import animated, claimed_png, encoded, picture, png
 from treadle.errors import InvalidRequest
 from treadle.media.decode import decode, open_image, upright_size
+from treadle.media.jpeg_scans import MOST_SCANS, has_too_many_scans
 
 MOST = 1 << 20
 
@@ -224,3 +225,38 @@ def test_memory_errors_are_not_taken_for_damage(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(Image, "open", fails)
     with pytest.raises(MemoryError):
         open_image(png(), "", MOST)
+
+
+START, SCAN, END = b"\xff\xd8", b"\xff\xda\0\x08data\0\0", b"\xff\xd9"
+MANY = SCAN * (MOST_SCANS + 1)
+
+
+def progressive(more: int) -> bytes:
+    """A JPEG with its last scan `more` times again: each is a pass over all its pixels, for a few bytes."""
+    data = encoded(Image.new("L", (64, 64), 90), "JPEG", progressive=True)
+    last = data.rindex(b"\xff\xda")
+    return data[:-2] + data[last:-2] * more + data[-2:]
+
+
+def test_a_jpeg_of_very_many_scans_is_refused_before_it_is_decoded() -> None:
+    own = progressive(0).count(b"\xff\xda")
+    assert decoded(progressive(MOST_SCANS - own)).size == (64, 64)
+    with pytest.raises(InvalidRequest, match="over 100 scans, as no encoder writes them: save it again"):
+        open_image(progressive(MOST_SCANS - own + 1), "", MOST)
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (START + MANY + END, True),
+        (START + SCAN * MOST_SCANS + END, False),
+        (START + SCAN + END + MANY, False),  # a video behind a photo
+        (START + b"\xff\xe1" + (len(MANY) + 2).to_bytes(2) + MANY + SCAN + END, False),  # metadata
+        (START + SCAN + b"\xff\x00\xff\xd3\xff\x02\xff\xff" + MANY, True),  # what looks like a segment within a scan
+        (START + b"\xff\xff\xff\xfe\0\0" + MANY, True),
+        (START + b"\xff\xe1\xff\xff" + MANY, False),
+        (START + b"\xff\xda" * (MOST_SCANS + 1), False),
+    ],
+)
+def test_scans_are_counted_as_a_decoder_comes_upon_them(data: bytes, expected: bool) -> None:
+    assert has_too_many_scans(data) is expected

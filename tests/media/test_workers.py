@@ -233,7 +233,7 @@ served: list[bytes] = []
 
 def scripted(**options: Any) -> ImageWorkers:
     served.clear()
-    return ImageWorkers(SETTINGS, make=ScriptedProcess, **options)  # type: ignore[arg-type]
+    return ImageWorkers(SETTINGS, **{"make": ScriptedProcess} | options)
 
 
 @in_loop
@@ -276,6 +276,90 @@ async def test_each_image_ends_and_each_refusal_is_counted() -> None:
     assert len(served) + refused == len(tenants)
     small = [good for tenant, good in results if tenant]
     assert sum(small) > len(small) / 2
+
+
+class HeldProcess(ScriptedProcess):
+    """A process whose images wait for the test."""
+
+    held: asyncio.Event
+
+    async def prepare(self, order: Prepare, data: bytes) -> Prepared | Refused:
+        await self.held.wait()
+        return await super().prepare(order, data)
+
+
+@in_loop
+async def test_the_next_image_of_each_tenant_outlasts_those_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long these take: a tenant whose images take long costs the others their wait, and itself the rest."""
+    monkeypatch.setattr(module, "MIN_WAIT_S", 0.0)
+    HeldProcess.held, now = asyncio.Event(), [0.0]
+    pool = scripted(max_wait_s=0.0, make=HeldProcess, clock=lambda: now[0])
+    slow = asyncio.create_task(pool.prepare(b"A", tenant="slow"))
+    await asyncio.sleep(0)
+    now[0] = 4.0
+    calls = [
+        pool.prepare(data, tenant=tenant) for data, tenant in ((b"B", "slow"), (b"C", "x"), (b"D", "x"), (b"E", "y"))
+    ]
+    others = [asyncio.create_task(call) for call in calls]
+    refused = [others[0], others[2]]
+    done, _ = await asyncio.wait(refused, timeout=60)
+    assert done == set(refused)
+    for task in refused:
+        with pytest.raises(Busy, match="no image process came free") as caught:
+            task.result()
+        assert caught.value.retry_after_s == 4.0
+    assert pool.statistics()["pending"] == 3
+    HeldProcess.held.set()
+    await asyncio.gather(slow, others[1], others[3])
+    assert served == [b"A", b"C", b"E"]
+    await pool.close()
+
+
+@in_loop
+async def test_no_tenant_is_served_twice_while_another_waits() -> None:
+    HeldProcess.held = asyncio.Event()
+    pool = scripted(make=HeldProcess)
+    calls = [pool.prepare(data, tenant=tenant) for data, tenant in ((b"A", "x"), (b"B", "x"), (b"C", "x"), (b"D", "y"))]
+    tasks = [asyncio.create_task(call) for call in calls]
+    await asyncio.sleep(0)
+    HeldProcess.held.set()
+    await asyncio.gather(*tasks)
+    assert served == [b"A", b"D", b"B", b"C"]
+    await pool.close()
+
+
+@in_loop
+async def test_no_image_waits_for_longer_than_another_may_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MIN_WAIT_S", 0.0)
+    HeldProcess.held, now = asyncio.Event(), [0.0]
+    pool = scripted(max_wait_s=0.0, limit_s=0.0, make=HeldProcess, clock=lambda: now[0])
+    slow = asyncio.create_task(pool.prepare(b"A", tenant="slow"))
+    await asyncio.sleep(0)
+    with pytest.raises(Busy, match="no image process came free") as caught:
+        await pool.prepare(b"B", tenant="x")
+    assert caught.value.retry_after_s == 1.0
+    HeldProcess.held.set()
+    await slow
+    await pool.close()
+
+
+@pytest.mark.parametrize(("took_s", "retry_after_s"), [(0.5, 1.0), (9.0, 9.0), (28.0, 2.0), (31.0, 1.0)])
+@in_loop
+async def test_the_time_to_return_is_when_a_process_is_expected_to_come_free(
+    took_s: float, retry_after_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MIN_WAIT_S", 0.0)
+    HeldProcess.held, now = asyncio.Event(), [0.0]
+    pool = scripted(max_wait_s=0.0, make=HeldProcess, clock=lambda: now[0])
+    slow = asyncio.create_task(pool.prepare(b"A", tenant="slow"))
+    await asyncio.sleep(0)
+    now[0] = took_s
+    with pytest.raises(Busy) as caught:
+        await pool.prepare(b"B", tenant="slow")
+    assert caught.value.retry_after_s == retry_after_s
+    HeldProcess.held.set()
+    await slow
+    await pool.close()
 
 
 def test_there_are_few_processes(monkeypatch: pytest.MonkeyPatch) -> None:

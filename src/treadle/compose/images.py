@@ -50,6 +50,20 @@ def check_image_hosts(settings: Settings, model: ServedModel) -> None:
         raise ConfigError(f"`image_hosts` would do nothing: {why}; leave it out", param="image_hosts")
 
 
+def warn_of_long_images(model: ServedModel) -> None:
+    """Log it where usual images of a model, which has been loaded, have more tokens than they may."""
+    settings, most, why = model.text().images, model.most_image_tokens, model.limits().no_images
+    if settings is None or not 0 < most < settings.typical_tokens:
+        return
+    if why:
+        log.warning("%s takes no images: %s", model.name, why)
+    else:
+        usual, cure = settings.typical_tokens, "raise --prefill-tokens for larger ones"
+        log.warning(
+            "an image may have %d tokens, as a step computes no more, and usual ones have %d: %s", most, usual, cure
+        )
+
+
 def missing_packages() -> str:
     """Return why images can't be read with the packages that are installed; "" where they can."""
     missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]

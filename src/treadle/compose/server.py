@@ -20,7 +20,7 @@ from ..gc_pause import without_collections
 from ..network_exposure import Reach, check, reach_of
 from .checks import check_cheaply, require_grpc, require_installed
 from .engine import engine_for
-from .images import check_image_hosts, image_service
+from .images import check_image_hosts, image_service, warn_of_long_images
 from .sockets import listen
 from .texts import TextWorkers
 from .waiting import aside, first, in_background, until
@@ -142,7 +142,7 @@ class Server:
         texts = TextWorkers(settings, lambda: engine.gate.refuse(Refusal.TEXT_BUSY), metrics)
         images = image_service(settings, lambda: engine.gate.refuse(Refusal.IMAGE_BUSY), metrics.image_killed)
         names, aliases = model_names(settings), alias_names(settings)
-        model = ServedModel(names, engine, texts, settings.max_tokens, aliases, images)
+        model = ServedModel(names, engine, texts, settings.max_tokens, aliases, images, settings.prefill_tokens)
         metrics.watch(model)
         metrics.watch_compute(engine)
         authenticator.report_refusals_to(engine.gate.refuse)
@@ -233,6 +233,7 @@ class Server:
         await engine.supervisor.ready()
         assert engine.capabilities is not None
         check_image_hosts(self.settings, model)
+        warn_of_long_images(model)
         self._settled()
         if self._watchdog is not None:
             self._watchdog.ready()

@@ -53,7 +53,8 @@ class Texts(Protocol):
 @dataclass(frozen=True)
 class ServedModel:
     """One model under its `names`, the served one first. `max_tokens` caps one completion. `aliases` are the names that
-    lists of models have besides the served one. `images` prepares those of its requests."""
+    lists of models have besides the served one. `images` prepares those of its requests. A step computes up to
+    `prefill_tokens` tokens of prompts (0: any number)."""
 
     names: tuple[str, ...]
     engine: EngineClient
@@ -61,6 +62,7 @@ class ServedModel:
     max_tokens: int | None = None
     aliases: tuple[str, ...] = ()
     images: ImageService | None = None
+    prefill_tokens: int = 0
 
     @property
     def name(self) -> str:
@@ -91,9 +93,21 @@ class ServedModel:
             return text.no_images
         if self.images is None or self.images.trouble:
             return NO_SERVICE if self.images is None else self.images.trouble
-        if can is None or IMAGE in can.modalities:
+        if can is not None and IMAGE not in can.modalities:
+            return can.no_images or NO_TOWER
+        least, most = text.images.least_tokens, self.most_image_tokens
+        if not 0 < most < least:
             return ""
-        return can.no_images or NO_TOWER
+        cure = "raise --prefill-tokens" if most == self.prefill_tokens else "its memory is short"
+        return f"an image has at least {least} tokens and a step of this server computes {most} ({cure})"
+
+    @property
+    def most_image_tokens(self) -> int:
+        """The most tokens of an image, where one step has to compute all of them; 0 for any number."""
+        can = self.engine.capabilities
+        if can is None or not can.vision.whole:
+            return 0
+        return min(filter(None, (self.prefill_tokens, can.steps.prefill_tokens)), default=0)
 
     def images_for(self, tenant: str, salt: str) -> RequestImages | None:
         """Return what prepares the images of a tenant's request; None where none are read. Raises EngineUnavailable
@@ -101,7 +115,7 @@ class ServedModel:
         settings = self.texts.model().images
         if self.images is None or settings is None:
             return None
-        return self.images.of_request(settings, tenant, salt)
+        return self.images.of_request(settings, tenant, salt, self.most_image_tokens)
 
     @property
     def modalities(self) -> tuple[str, ...]:

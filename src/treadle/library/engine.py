@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from ..compose.checks import require_installed
 from ..compose.engine import engine_for
-from ..compose.images import check_image_hosts, image_service
+from ..compose.images import check_image_hosts, image_service, warn_of_long_images
 from ..compose.texts import LocalTexts
 from ..compose.waiting import aside
 from ..config import Settings
@@ -49,7 +49,7 @@ ONE_PROGRAM = 1
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
 """Text, token ids, or chat messages with `role` and `content`, as the HTTP API reads them: unknown keys are ignored. An
-image is a part `{"type": "image", "image": ...}`: of Pillow, bytes, a Path, or a URL."""
+image is a part `{"type": "image", "image": ...}`: of Pillow, bytes, a Path, or a URL; `detail` is its third key."""
 Item = str | Sequence[int] | Mapping[str, Any]
 """An input of embeddings: text, token ids, or a dict with `text`, `image` or both."""
 
@@ -114,11 +114,13 @@ class Engine:
         client.supervisor.on_stage = self._progress
         images = image_service(self.settings, lambda: client.gate.refuse(Refusal.IMAGE_BUSY))
         names, most = model_names(self.settings), self.settings.max_tokens
-        model = ServedModel(names, client, self._texts, most, images=images)
+        steps = self.settings.prefill_tokens
+        model = ServedModel(names, client, self._texts, most, images=images, prefill_tokens=steps)
         try:
             await client.start()
             self._check_wanted()
             check_image_hosts(self.settings, model)
+            warn_of_long_images(model)
         except BaseException:
             await client.stop()
             raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import errno
 import io
 import sys
 import threading
@@ -10,12 +11,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
 from ..errors import InvalidRequest
+from ..fronts.field_checks import one_of
 from ..fronts.media.needed import MAX_IMAGE_BYTES, too_large
-from ..fronts.media.parts import source_of_url
+from ..fronts.media.parts import DETAILS, source_of_url
+from ..regular_files import read_regular
 from ..text.images import ImageSource
 from ..text.images.prompt import IMAGE, image_part
 
+PART = ("type", IMAGE, "detail")
 _READING = threading.Lock()
 """Held while a file of Pillow is read: two calls may have the same image, and so the same place in its file."""
 
@@ -63,7 +69,13 @@ def _is_image(part: Any) -> bool:
 
 
 def _part(part: Any, at: str) -> Any:
-    return image_part(source_of(part.get(IMAGE), f"{at}.{IMAGE}")) if _is_image(part) else part
+    if not _is_image(part):
+        return part
+    if unknown := part.keys() - set(PART):
+        name = min(map(str, unknown))
+        raise InvalidRequest(f"{at} has the key {name!r:.80}: known are {', '.join(PART)}", param=at)
+    low = one_of(part, "detail", DETAILS, at) == "low"
+    return image_part(replace(source_of(part.get(IMAGE), f"{at}.{IMAGE}"), low=low))
 
 
 def _of_bytes(data: bytes, at: str) -> ImageSource:
@@ -87,10 +99,10 @@ def _of_pillow(image: Any, at: str) -> ImageSource:
 
 def _content(path: Path, at: str) -> bytes:
     try:
-        if path.stat().st_size > MAX_IMAGE_BYTES:
-            raise too_large(at)
-        return path.read_bytes()
+        return read_regular(path, MAX_IMAGE_BYTES)
     except OSError as error:
+        if error.errno == errno.EFBIG:
+            raise too_large(at) from None
         raise InvalidRequest(f"{at} can't be read: {error}", param=at) from None
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from PIL import ExifTags, Image, ImageFile, UnidentifiedImageError
 
 from ..errors import InvalidRequest
+from .jpeg_scans import MOST_SCANS, has_too_many_scans
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 NAMES = "PNG, JPEG, WebP, GIF or BMP"
@@ -64,6 +65,8 @@ def open_image(data: bytes, media_type: str, most_pixels: int) -> Image.Image:
     if expected is not None and found != expected:
         raise InvalidRequest(f"the image is said to be {media_type}, and its bytes are {found}: correct the media type")
     _check_size(image, most_pixels)
+    if found == "JPEG" and has_too_many_scans(data):
+        raise InvalidRequest(f"the image has over {MOST_SCANS} scans, as no encoder writes them: save it again")
     return image
 
 

@@ -12,7 +12,6 @@ import logging
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from .. import shared_memory
@@ -20,12 +19,12 @@ from ..errors import Busy, EngineUnavailable, InvalidRequest, ServerStopping, Tr
 from ..text.images import AnySettings
 from ..text.work.background_tasks import BackgroundTasks
 from ..text.work.fault_log import LimitedLog
-from ..text.work.item_queue import ItemQueue, QueuedItem, QueueWords
 from ..text.work.work_item import Counters
 from ..units import duration
 from .messages import FULL, Prepare, Prepared, Refused, Start
 from .pixels_memory import NoRoom, Pixels
 from .process import ImageProcess, Lost
+from .queue import ImageItem, ImageQueue
 
 log = logging.getLogger(__name__)
 
@@ -35,24 +34,10 @@ CPU_S = 10.0
 LIMIT_S = 30.0
 MIN_WAIT_S = 1.0
 MAX_ATTEMPTS = 2
-WORDS = QueueWords("too many images wait to be read", "no image process came free")
 NO_MEMORY = (
     "the shared memory of this machine has no room for an image ({}): send smaller or fewer images (a container gets "
     "more of it with --shm-size)"
 )
-
-
-@dataclass(eq=False, kw_only=True)
-class ImageItem(QueuedItem):
-    """One image, from its caller to its pixels. `attempts` counts the processes that have begun it."""
-
-    order: Prepare
-    data: bytes
-    attempts: int = 0
-
-    @property
-    def size(self) -> int:
-        return len(self.data)
 
 
 def image_workers() -> int:
@@ -84,11 +69,13 @@ class ImageWorkers:
         self._on_killed = on_killed
         self._make = make
         self._clock = clock
-        self._queue: ItemQueue[ImageItem] = ItemQueue(max(MIN_WAIT_S, max_wait_s), self._busy, WORDS)
+        self._at_work: dict[ImageItem, float] = {}  # with the time at which a process was given to it
+        self._queue = ImageQueue(
+            max(MIN_WAIT_S, max_wait_s), limit_s, self._busy, lambda: {item.tenant for item in self._at_work}
+        )
         self._idle: list[ImageProcess] = []
         self._processes: set[ImageProcess] = set()
         self._tasks = BackgroundTasks()
-        self._busy_count = 0
         self._owner: shared_memory.Owner | None = None
         self._log = LimitedLog(clock, log)
         self._closed = False
@@ -138,10 +125,10 @@ class ImageWorkers:
 
     def _dispatch(self) -> None:
         """Give queued images to processes, of which each has one at a time."""
-        while len(self._queue) and self._busy_count < self.most:
+        while len(self._queue) and len(self._at_work) < self.most:
             item = self._queue.take()
             if not item.result.done():
-                self._busy_count += 1
+                self._at_work[item] = self._clock()
                 self._tasks.spawn(self._run(item))
 
     async def _run(self, item: ImageItem) -> None:
@@ -153,7 +140,7 @@ class ImageWorkers:
         finally:
             if item.result.cancelled() or not item.result.done():
                 shared_memory.unlink(item.order.name)  # its caller has left
-            self._busy_count -= 1
+            del self._at_work[item]
             if not self._closed:
                 self._dispatch()
 
@@ -227,7 +214,19 @@ class ImageWorkers:
         return Busy(f"the server is busy: {why}; try again in about {duration(wait_s)}", retry_after_s=wait_s)
 
     def _wait_s(self) -> float:
-        return max(1.0, (len(self._queue) + self._busy_count) * self.counters.mean_s / self.most)
+        return max(1.0, self._pending * self.counters.mean_s / self.most, self._free_in_s())
+
+    def _free_in_s(self) -> float:
+        """Return the seconds until a process is expected to come free: an image takes as long again as it has taken,
+        and no longer than it may."""
+        if len(self._at_work) < self.most:
+            return 0.0
+        now = self._clock()
+        return min(min(now - began, self._limit_s - (now - began)) for began in self._at_work.values())
+
+    @property
+    def _pending(self) -> int:
+        return len(self._queue) + len(self._at_work)
 
     def statistics(self) -> dict[str, Any]:
         """Return plain values for `/v1/status`."""
@@ -236,7 +235,7 @@ class ImageWorkers:
         return {
             "processes": len(pids),
             "pids": pids,
-            "pending": len(self._queue) + self._busy_count,
+            "pending": self._pending,
             "done": counters.done,
             "refused": counters.refused,
             "killed": dict(counters.killed),

@@ -20,7 +20,7 @@ CONTEXT = 256
 LIMITS = Limits(vocabulary=300, context=CONTEXT)
 TEXT = vision_text(CONTEXT)
 SETTINGS: Any = TEXT.images
-TYPICAL = SETTINGS.typical_tokens
+LEAST = SETTINGS.least_tokens
 
 
 def messages(images: int) -> list[dict[str, Any]]:
@@ -41,21 +41,24 @@ def of_media(images: int) -> MediaPrompt:
         (of_media, 0),
     ],
 )
-def test_images_count_as_usual_ones_up_to_the_context(prompts_of: Any, of_text: int) -> None:
-    """Less a token, so that an answer beside them is no more than the context either."""
-    assert 0 <= prompts_of(1).size(TEXT, LIMITS) - TYPICAL - of_text <= 2
-    many = HOPELESS * CONTEXT // TYPICAL + 1
-    assert prompts_of(many).size(TEXT, LIMITS) == CONTEXT - 1
+def test_images_count_as_the_smallest_up_to_the_context(prompts_of: Any, of_text: int) -> None:
+    """Less a token, so that an answer beside them is no more than the context either. An image that is larger takes its
+    tokens when these are known: an estimate that claims more keeps others out for nothing."""
+    for images in (1, 70):
+        assert 0 <= prompts_of(images).size(TEXT, LIMITS) - images * LEAST - of_text <= 2
+    assert prompts_of(CONTEXT // LEAST).size(TEXT, LIMITS) == CONTEXT - 1
 
 
 def test_several_inputs_count_up_to_a_context_each() -> None:
-    many = ListedInputs(read_turns(messages(100) + messages(1), "input"))
+    many = ListedInputs(read_turns(messages(CONTEXT) * 2, "input"))
     assert many.size(TEXT, LIMITS) == 2 * (CONTEXT - 1)
 
 
 def test_a_text_that_is_too_long_beyond_doubt_is_refused_with_its_images() -> None:
     size = HOPELESS * CONTEXT
     assert size_with_images(size, 0, SETTINGS, LIMITS, "messages") == size
-    with pytest.raises(ContextLengthExceeded, match=f"about {size + 1} tokens long and the model's context is 256"):
+    with pytest.raises(
+        ContextLengthExceeded, match=f"length is 256 tokens. However, your messages resulted in about {size + 1} "
+    ):
         size_with_images(size, 1, SETTINGS, LIMITS, "messages")
     assert size_with_images(size, 1, SETTINGS, LIMITS, "input", 2) == 2 * (CONTEXT - 1)

@@ -53,6 +53,20 @@ async def test_an_image_is_held_until_it_is_released() -> None:
 
 
 @in_loop
+async def test_an_image_of_more_tokens_than_it_may_have_is_refused_by_its_place() -> None:
+    """Its prompt counts, of which its tokens and those between them are known only then."""
+    service = inline_service()
+    small, large = needed(png(16, 16), "a"), needed(png(64, 64), "b")
+    held = await service.of_request(SETTINGS, "t", "s", 63).prepare([small, large], 1000)
+    with pytest.raises(InvalidRequest, match="b has 64 tokens, and a step computes 63: send a smaller image") as caught:
+        held.placed([PlacedImage(small.key, 3, 4), PlacedImage(large.key, 9, 64)])
+    assert caught.value.param == "b"
+    assert len(held.placed([PlacedImage(small.key, 3, 4), PlacedImage(large.key, 9, 63)])) == 2
+    held.release()
+    await service.close()
+
+
+@in_loop
 async def test_pixels_go_when_the_last_prompt_that_has_them_has_ended() -> None:
     """Equal images under several keys are let go together."""
     store = PixelStore()
@@ -205,7 +219,7 @@ def test_base64_may_have_line_breaks() -> None:
     assert needed_image(source(lines)).data == needed_image(source(data)).data == png(40, 40)
 
 
-@pytest.mark.parametrize("data", ["%", "abc", "a-_b", "\u00e4bcd"])
+@pytest.mark.parametrize("data", ["%", "abcde", "abc===", "a-_b", "\u00e4bcd"])
 def test_what_is_not_base64_is_refused(data: str) -> None:
     with pytest.raises(InvalidRequest, match="at is not base64") as caught:
         needed_image(source(data))

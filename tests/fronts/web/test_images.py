@@ -208,6 +208,22 @@ async def test_tokenize_puts_the_tokens_of_images_where_the_chat_does() -> None:
         assert store.free_bytes == store.budget
         bad = await f.post("/tokenize", chat(url_part(b"hello")))
         assert (bad.status, bad.json["error"]["param"]) == (400, "messages[0].content[0].image_url.url")
+        other = await f.post("/tokenize", {**chat(url_part(b"hello")), "model": "other"})
+        assert (other.status, other.json["error"]["param"]) == (404, "model")
+
+
+@in_loop
+async def test_images_beyond_the_context_are_counted() -> None:
+    async with seeing(text=vision_text(300)) as (f, _):
+        many = [url_part(png(64, 64, seed)) for seed in range(6)]
+        found = await f.post("/tokenize", chat(*many))
+        assert found.status == 200, found.body
+        assert found.json["max_model_len"] == 300
+        blocks = [source(png(64, 64, seed)) for seed in range(6)]
+        counted = (await f.post(COUNT, {"model": "m", "messages": [turn(*blocks)]})).json["input_tokens"]
+        assert found.json["count"] == counted > 6 * 64
+        least = await f.post("/tokenize", chat(*[url_part(png(8, 8))] * 301))
+        assert least.json["count"] > 301
 
 
 MARKS_TOKENS = range(4 + 8 + 2 * 2)
@@ -452,6 +468,27 @@ async def test_small_images_find_room_beside_an_answer() -> None:
             await f.step()
         assert (first.status, second.status) == (200, 200), second.body
         assert len(seen.requests[1].images) == 30
+
+
+@pytest.mark.parametrize(("side", "count", "status"), [(8, 30, 200), (64, 6, 503)])
+@in_loop
+async def test_images_take_the_tokens_that_they_have(side: int, count: int, status: int) -> None:
+    """No more before these are known: beside an answer that may have two thirds of all that is reserved, small images
+    are admitted. Large ones are refused when they are known, and leave nothing behind."""
+    store = PixelStore()
+    options: dict[str, Any] = {"text": vision_text(512), "images": inline_service(store=store), "cache_tokens": 512}
+    async with seeing(**options, running=2, waiting=1, pump=False) as (f, _):
+        first = post(CHAT, {"messages": [turn(text("a"))], "stream": True}).start(f.app)
+        await f.step(2)
+        assert f.engine.gate.tokens == 512
+        second = post(CHAT, {**chat(*[url_part(png(side, side))] * count), "max_tokens": 2}).start(f.app)
+        for _ in range(60):
+            await f.step()
+        assert (first.status, second.status) == (200, status), second.body
+        if status == 503:
+            assert "the tokens of the requests at work leave no room" in second.json["error"]["message"]
+            assert int(second.headers["retry-after"]) >= 1
+        assert store.free_bytes == store.budget
 
 
 @in_loop

@@ -47,9 +47,10 @@ def _decoded(source: ImageSource) -> bytes:
 
 
 def _loosely_decoded(source: ImageSource) -> bytes:
-    """Decode base64 with line breaks, as files have it."""
+    """Decode base64 with line breaks, as files have it, or without padding, as browsers do."""
+    written = "".join(source.data.split())
     try:
-        return base64.b64decode("".join(source.data.split()), validate=True)
+        return base64.b64decode(written + "=" * (-len(written) % 4), validate=True)
     except (binascii.Error, ValueError):
         message = f"{source.at} is not base64: encode the image's bytes in its standard alphabet"
         raise InvalidRequest(message, param=source.at) from None

@@ -70,11 +70,12 @@ def check_images(places: Sequence[str], settings: AnySettings | None, reason: st
 def size_with_images(
     size: int, images: int, settings: AnySettings | None, limits: Limits, param: str, prompts: int = 1
 ) -> int:
-    """Return about how many tokens prompts have: `size` of text, and `images` of usual size, or what the contexts hold
-    beside a token of each answer, as images may be small. Raises ContextLengthExceeded as `check_size` does, for
-    prompts that are too long even where each image is as small as any."""
+    """Return about how many tokens prompts have: `size` of text, and what `images` of them have at least, as they may
+    all be small; no more than the contexts hold beside a token of each answer. Raises ContextLengthExceeded as
+    `check_size` does, for prompts that are too long even so."""
     if settings is None or not images:
         check_size(size, prompts, limits, param)
         return size
-    check_size(size + settings.least_tokens * images, prompts, limits, param)
-    return min(size + settings.typical_tokens * images, (limits.context - 1) * prompts)
+    size += settings.least_tokens * images
+    check_size(size, prompts, limits, param)
+    return min(size, (limits.context - 1) * prompts)

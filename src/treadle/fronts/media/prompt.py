@@ -36,7 +36,7 @@ class MediaPrompt:
         assert text.images is not None
         check_prompt_ids(self.ids, limits, self.param)
         check_anchors(self.ids, text.images, len(places), self.param)
-        return size_with_images(len(self.ids), len(places), text.images, limits, self.param)
+        return size_with_images(len(self.ids) - len(places), len(places), text.images, limits, self.param)
 
     async def tokenize(
         self, pool: TextJobRunner, params: ValidatedRequest, limits: Limits, tenant: str

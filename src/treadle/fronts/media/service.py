@@ -60,16 +60,19 @@ def _image_fetcher(hosts: Sequence[str]) -> Fetcher:
 
 class HeldImages:
     """Images of one request, prepared; their pixels stay until `release`, or until `spare` for all prompts that have
-    them."""
+    them. An image may have up to `most` tokens (0: any number)."""
 
-    def __init__(self, store: PixelStore) -> None:
+    def __init__(self, store: PixelStore, most: int = 0) -> None:
         self._store = store
+        self._most = most
         self._held: dict[bytes, tuple[bytes, Pixels]] = {}
+        self._places: dict[bytes, str] = {}  # in the request
         self._keys: defaultdict[bytes, list[bytes]] = defaultdict(list)  # of each digest
         self._prompts: Counter[bytes] = Counter()
 
-    def hold(self, key: bytes, digest: bytes, pixels: Pixels) -> None:
+    def hold(self, key: bytes, digest: bytes, pixels: Pixels, at: str) -> None:
         self._held[key] = (digest, pixels)
+        self._places[key] = at
         self._keys[digest].append(key)
 
     @property
@@ -83,7 +86,7 @@ class HeldImages:
         return {key: pixels.layout for key, (_, pixels) in self._held.items()}
 
     def placed(self, places: Sequence[PlacedImage]) -> tuple[Image, ...]:
-        """Return the images of a prompt as the engine takes them."""
+        """Return the images of a prompt as the engine takes them. Raises InvalidRequest for one of too many tokens."""
         images = tuple(self._placed(place) for place in places)
         self._prompts.update({image.hash for image in images})
         return images
@@ -99,6 +102,13 @@ class HeldImages:
 
     def _placed(self, place: PlacedImage) -> Image:
         digest, pixels = self._held[place.key]
+        if 0 < self._most < place.count:
+            at = self._places[place.key]
+            raise InvalidRequest(
+                f"{at} has {place.count} tokens, and a step computes {self._most}: send a smaller image, "
+                "or with detail low, or raise the server's --prefill-tokens",
+                param=at,
+            )
         return Image(
             start=place.start,
             count=place.count,
@@ -148,10 +158,11 @@ class ImageService:
         salt: str,
         tenant: str,
         prompts: int = 1,
+        most: int = 0,
     ) -> HeldImages:
         """Prepare the images of a request, each once, as many at a time as there are processes. Those of URLs are all
         fetched within the time for one, MOST_FETCHED at a time. Pixels and digests are those of `salt` alone, so that
-        nobody learns of another's images.
+        nobody learns of another's images. Each may have `most` tokens (0: any number).
 
         Raises InvalidRequest, with the image's field, for one that can't be used, ContextLengthExceeded as soon as
         the images are more than the contexts of its `prompts` hold, Busy, and ServerStopping.
@@ -160,7 +171,7 @@ class ImageService:
             raise ServerStopping("the server is shutting down")
         if self._workers is None:
             self._workers = self._make(settings)
-        held, total = HeldImages(self._store), _Total(settings, context, prompts)
+        held, total = HeldImages(self._store, most), _Total(settings, context, prompts)
         slots, fetched = asyncio.Semaphore(self._workers.most), asyncio.Semaphore(MOST_FETCHED)
 
         async def one(image: NeededImage) -> None:
@@ -178,7 +189,7 @@ class ImageService:
                     if self._store.used_bytes > held.size_bytes:
                         raise
                     raise self._too_many(image.at) from None
-                held.hold(image.key, digest, pixels)
+                held.hold(image.key, digest, pixels, image.at)
                 total.add(pixels.layout, image.at)
 
         until = self._fetching.deadline() if any(image.url for image in needed) else None
@@ -195,9 +206,9 @@ class ImageService:
             raise
         return held
 
-    def of_request(self, settings: AnySettings, tenant: str, salt: str) -> RequestImages:
-        """Return the images of one request."""
-        return RequestImages(self, settings, tenant, salt)
+    def of_request(self, settings: AnySettings, tenant: str, salt: str, most: int = 0) -> RequestImages:
+        """Return the images of one request, of up to `most` tokens each (0: any number)."""
+        return RequestImages(self, settings, tenant, salt, most)
 
     async def _prepared(
         self, image: NeededImage, data: bytes, media_type: str, settings: AnySettings, salt: str, tenant: str
@@ -244,17 +255,25 @@ class ImageService:
 
 @dataclass(frozen=True)
 class RequestImages:
-    """The images of one request: of `tenant`, under `salt`, for a model with `settings`."""
+    """The images of one request: of `tenant`, under `salt`, for a model with `settings`, of up to `most` tokens each
+    (0: any number)."""
 
     service: ImageService
     settings: AnySettings
     tenant: str
     salt: str
+    most: int = 0
 
     async def prepare(self, needed: Sequence[NeededImage], context: int, prompts: int = 1) -> HeldImages:
         """Prepare the images. Raises as `ImageService.prepare` does."""
         return await self.service.prepare(
-            needed, self.settings, context=context, salt=self.salt, tenant=self.tenant, prompts=prompts
+            needed,
+            self.settings,
+            context=context,
+            salt=self.salt,
+            tenant=self.tenant,
+            prompts=prompts,
+            most=self.most,
         )
 
 

@@ -16,7 +16,7 @@ from ..media.needed import NeededImage, needed_image
 from ..media.parts import check_images
 from ..strict_json import parse_json
 from ..text_jobs import Enter, about_param
-from ..validate import check_prompt_ids
+from ..validate import HOPELESS, check_prompt_ids
 from .neutral_fields import refuse_beyond_neutral
 from .openai.chat import ParsedChat
 from .openai.schema import DetokenizeFields, TokenizeChatFields, TokenizeTextFields
@@ -58,7 +58,8 @@ def tokenize_request_job(model: TextModel, params: bytes, payload: bytes, enter:
     try:
         name, ids, with_strings = tokenize(model, value, given, enter)
     except ImagesNeeded as images:
-        return _encode(TokenAnswer(needed=[needed_image(source) for source in images.sources]))
+        needed = [needed_image(source) for source in images.sources]
+        return _encode(TokenAnswer(value.get("model"), needed=needed))
     strings = model.token_strings(ids) if with_strings else None
     counts = {"count": len(ids), "max_model_len": given.limits.context}
     return _answer(name, {**counts, "tokens": ids, "token_strs": strings})
@@ -86,7 +87,7 @@ Tokens = tuple[str | None, Sequence[int], bool]
 def _text(model: TextModel, value: dict[str, Any], given: TokenParams, enter: Enter) -> Tokens:
     request = read(TokenizeTextFields, value)
     enter(TOKENIZING)
-    with about_param("prompt"):
+    with about_param("prompt", given.limits.context):
         special = request.add_special_tokens is not False
         ids = model.encode(request.prompt, add_special_tokens=special, most=given.limits.context)
     return request.model, ids, bool(request.return_token_strs)
@@ -99,9 +100,9 @@ def _chat(model: TextModel, value: dict[str, Any], given: TokenParams, enter: En
     refuse_beyond_neutral(value, CHAT_NEUTRAL)
     request = ParsedChat({name: given for name, given in value.items() if name not in OF_CHATS})
     request.check_against(given.limits.with_model(model))
-    check_images(request.image_places, model.images, model.no_images, given.limits.context)
+    check_images(request.image_places, model.images, model.no_images, HOPELESS * given.limits.context)
     request.layouts = given.layouts
-    with about_param("messages"):
+    with about_param("messages", given.limits.context):
         (ids,) = request.tokenize(model, enter, given.limits.context).ids
     return request.model, ids, bool(own.return_token_strs)
 

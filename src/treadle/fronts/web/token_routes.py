@@ -3,6 +3,7 @@ no part in it."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import msgspec
@@ -10,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 from ..media.tokenizing import Layouts, with_images
 from ..text_jobs import IMAGE_BYTES
-from ..validate import Limits
+from ..validate import HOPELESS, Limits
 from .access_log import record_of
 from .answer import RouteContext, with_body
 from .body import Body
@@ -37,15 +38,16 @@ class TokenRoute:
         await with_body(self._server, scope, receive, send, lambda body: self._answer(body, scope, send))
 
     async def _answer(self, body: Body, scope: Scope, send: Send) -> None:
-        """Answer under the limits of the default model. The request counts as one of its key's, without tokens."""
+        """Answer under the limits of the default model, also of more images than its context holds. The request counts
+        as one of its key's, without tokens."""
         server, caller = self._server, caller_of(scope)
         limits = server.models.default.limits()
+        many = replace(limits, context=HOPELESS * limits.context)
         tokenize = partial(self._tokenized, body.data, limits, caller.tenant)
         with caller.account.serve(record_of(scope), rows=0, tokens=0, clock=server.clock):
-            async with with_images(tokenize, partial(server.images_for, caller), limits) as (answer, held):
+            async with with_images(tokenize, partial(server.images_for, caller), many) as (answer, held):
                 if held is not None:
                     held.release()
-            server.models.get(answer.model)
         await send_json(send, 200, answer.body)
 
     async def _tokenized(self, body: bytes, limits: Limits, tenant: str, layouts: Layouts) -> TokenAnswer:
@@ -53,4 +55,6 @@ class TokenRoute:
         size = len(body) + IMAGE_BYTES * len(layouts)
         pool = self._server.models.default.texts.pool
         data = await pool.run(self._job, params, body, tenant=tenant, parsed=size, tokenized=size)
-        return msgspec.msgpack.decode(data, type=TokenAnswer)
+        answer = msgspec.msgpack.decode(data, type=TokenAnswer)
+        self._server.models.get(answer.model)
+        return answer
