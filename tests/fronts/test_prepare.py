@@ -131,24 +131,72 @@ def test_tools_and_any_format_are_calls_or_that_format(output: OutputGrammar, go
     assert takes(found.constraint.grammar, '<tool_call>\n{"name": "weather", "arguments": {"city": "x"}}\n</tool_call>')
 
 
+THOUGHT = "<|channel|>analysis<|message|>Hm.<|end|>"
+TURN = "<|start|>assistant"
+
+
+@pytest.mark.parametrize("budget", [None, 9])
 @pytest.mark.parametrize(("output", "good", "bad"), OUTPUTS, ids=lambda value: str(value)[:24])
 @pytest.mark.parametrize("tools", [(), (WEATHER,)])
-def test_with_channels_a_format_begins_in_the_final_one(
-    output: OutputGrammar, good: str, bad: str, tools: tuple[ToolSpec, ...]
+def test_with_channels_a_format_is_all_of_the_final_one(
+    output: OutputGrammar, good: str, bad: str, tools: tuple[ToolSpec, ...], budget: int | None
 ) -> None:
     text = replace(bytes_text(), formats=AnswerFormats("harmony", by_template=True, always_read=True))
-    found = prepared(AnswerOptions(tools, output=output, thinking_budget=9), text)
+    found = prepared(AnswerOptions(tools, output=output, thinking_budget=budget), text)
     assert found.constraint is not None
-    assert found.constraint.triggers[0] == "<|channel|>final"
-    assert len(found.constraint.triggers) == 1 + len(tools)
+    assert found.constraint.triggers == ()
     for header in ("", "<|constrain|>json", " <|constrain|>json"):
         start = f"<|channel|>final{header}<|message|>"
-        assert takes(found.constraint.grammar, start + good)
-        assert not takes(found.constraint.grammar, start + bad)
-    assert not takes(found.constraint.grammar, good)
-    assert found.thinking is not None
-    assert found.thinking.reopens
-    assert text.decode(found.thinking.close_ids, skip_special_tokens=False) == "<|end|>"
+        for turn in ("", TURN):
+            assert takes(found.constraint.grammar, turn + start + good)
+            assert not takes(found.constraint.grammar, turn + start + bad)
+            for thoughts in (1, 2):  # with a budget the engine follows them itself
+                reasoned = turn + thoughts * (THOUGHT + TURN)
+                assert takes(found.constraint.grammar, reasoned + start + good) == (budget is None)
+                assert not takes(found.constraint.grammar, reasoned + start + bad)
+    for answer in (good, f"Hm. {good}", f"<|channel|>commentary<|message|>{good}", f"{THOUGHT}{TURN}{good}"):
+        assert not takes(found.constraint.grammar, answer)
+    call = '<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{"city": "x"}'
+    assert takes(found.constraint.grammar, call) == bool(tools)
+    assert takes(found.constraint.grammar, f"{THOUGHT}{TURN}{call}") == (bool(tools) and budget is None)
+    assert (found.thinking is None) == (budget is None)
+    if found.thinking is not None:
+        assert found.thinking.reopens
+        assert text.decode(found.thinking.close_ids, skip_special_tokens=False) == "<|end|>"
+
+
+CHANNELS = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>")
+
+
+@pytest.mark.parametrize("tools", [(), (WEATHER,)])
+@pytest.mark.parametrize(
+    ("begun", "good", "bad"),
+    [
+        ("<|channel|>final<|message|>", "ab", "<|channel|>final<|message|>ab"),
+        ("<|channel|>final<|message|>a", "ab", "b"),
+        ("<|channel|>analysis<|message|>Hm", f".<|end|>{TURN}<|channel|>final<|message|>ab", "ab"),
+        ("<|channel|>analysis<|message|>", f"<|end|>{TURN}{THOUGHT}{TURN}<|channel|>final<|message|>ab", THOUGHT),
+        (f"{THOUGHT}{TURN}", f"{THOUGHT}{TURN}<|channel|>final<|message|>ab", "ab"),
+    ],
+)
+def test_a_format_goes_on_from_the_channel_in_which_the_prompt_ends(
+    begun: str, good: str, bad: str, tools: tuple[ToolSpec, ...]
+) -> None:
+    text = bytes_text(special=CHANNELS)
+    text = replace(text, formats=AnswerFormats("harmony", by_template=True, always_read=True))
+    prompt = text.encode(f"<|start|>user<|message|>hi<|end|>{TURN}{begun}", add_special_tokens=False)
+    output = OutputGrammar("regex", "a+b", "guided_regex")
+    found = prepare_chat(text, AnswerOptions(tools, output=output), prompt)
+    assert found.constraint is not None
+    assert takes_tokens(text, found.constraint.grammar, good)
+    assert not takes_tokens(text, found.constraint.grammar, bad)
+
+
+def takes_tokens(text: TextModel, grammar: str, answer: str) -> bool:
+    """Whether a grammar takes a whole answer, with its special tokens as tokens."""
+    tokenizer = LLTokenizer((text.folder / "tokenizer.json").read_text(), eos_token=list(text.eos_token_ids))
+    matcher, ids = LLMatcher(tokenizer, grammar), list(text.encode(answer, add_special_tokens=False))
+    return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
 
 
 @pytest.mark.parametrize("budget", [None, 9])
@@ -158,8 +206,7 @@ def test_a_forced_call_has_no_reasoning_beside_that_of_a_budget(budget: int | No
     assert found.constraint is not None
     called = "<|start|>assistant<|channel|>commentary to=functions.clock <|constrain|>json<|message|>{}"
     assert takes(found.constraint.grammar, called)
-    thought = "<|channel|>analysis<|message|>Hm.<|end|>"
-    assert takes(found.constraint.grammar, thought + called) == (budget is None)
+    assert takes(found.constraint.grammar, THOUGHT + called) == (budget is None)
     assert (found.thinking is None) == (budget is None)
 
 

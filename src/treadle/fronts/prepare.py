@@ -54,7 +54,7 @@ def prepare_text(model: TextModel, options: AnswerOptions, prompts: Sequence[Seq
 
 def prepare_rendered(model: TextModel, options: AnswerOptions, prompt: Sequence[int]) -> Prepared:
     """Return the values of a request whose prompt another server has rendered, which also reads the answer: as
-    `prepare_text`, but where a chat's answer has channels, the grammar begins in the final one. Raises
+    `prepare_text`, but where a chat's answer has channels, the grammar is of the reasoning and the final one. Raises
     InvalidRequest."""
     after = None if options.output is None else _channels_after(model, prompt)
     made = prepare_text(model, options, () if after is not None else (prompt,))
@@ -74,6 +74,18 @@ def _channels_after(model: TextModel, prompt: Sequence[int]) -> PromptReasoning 
     return after if after is PromptReasoning.OPEN else None
 
 
+def _channel_of_chat(model: TextModel, tool_format: ToolFormat, prompt: Sequence[int]) -> PromptReasoning:
+    """Return the state of the reasoning behind a chat whose format has channels: it is over where the prompt ends in
+    the text of another one, which the answer continues."""
+    if tool_format.answer_start is None or tool_format.reasoning is None:
+        return PromptReasoning.AHEAD
+    if reasoning_after(model, tool_format.reasoning, prompt) is PromptReasoning.OPEN:
+        return PromptReasoning.OPEN
+    last = next((token for token in reversed(prompt) if token in model.special_ids), None)
+    inside = last is not None and tool_format.reasoning.open.endswith(model.token_text(last))
+    return PromptReasoning.OVER if inside else PromptReasoning.AHEAD
+
+
 def _in_channels(model: TextModel, options: AnswerOptions, made: Prepared, after: PromptReasoning) -> Prepared:
     """Return the values for an answer of channels, from those for a text. A structural tag describes channels itself:
     all of them, or those behind the reasoning."""
@@ -81,7 +93,8 @@ def _in_channels(model: TextModel, options: AnswerOptions, made: Prepared, after
     assert constraint is not None
     assert tool_format.reasoning is not None
     if constraint.kind != STRUCTURAL_TAG:
-        return Prepared(_in_channel(model, _Tools(options, tool_format, model.grammar_tokens), tool_format, constraint))
+        tools = _Tools(options, tool_format, model.grammar_tokens, after)
+        return Prepared(_in_channel(model, tools, tool_format, constraint))
     opening = lark.Grammar(model.grammar_tokens, lark.plain_schema).text(tool_format.reasoning.open)
     if after is PromptReasoning.AHEAD and (constraint.triggers or opening in constraint.grammar):
         return made
@@ -92,7 +105,7 @@ def _in_channels(model: TextModel, options: AnswerOptions, made: Prepared, after
 def prepare_chat(model: TextModel, options: AnswerOptions, prompt: Sequence[int]) -> Prepared:
     """Return the values of a chat, rendered as `prompt`. Raises InvalidRequest with the place in a schema."""
     tool_format = find(model.formats.tools)
-    tools = _Tools(options, tool_format, model.grammar_tokens)
+    tools = _Tools(options, tool_format, model.grammar_tokens, _channel_of_chat(model, tool_format, prompt))
     constraint = None
     if tools.active or options.output is not None:
         constraint = deep_stack.call(lambda: _constraint(model, options, tools, tool_format))
@@ -121,9 +134,14 @@ def _output(model: TextModel, output: OutputGrammar) -> Constraint:
 class _Tools:
     """Tools of a request that may be called: as they were given, and with parameters that a grammar can hold (`specs`).
     `loose` are those whose own schema it can't, with the reason: their arguments have any values. Strict ones are
-    refused instead."""
+    refused instead. `after` is the state of the reasoning behind the prompt, where the format has channels, and
+    `reasons` whether such reasoning has no budget."""
 
-    def __init__(self, options: AnswerOptions, tool_format: ToolFormat, special: Mapping[str, int]) -> None:
+    def __init__(
+        self, options: AnswerOptions, tool_format: ToolFormat, special: Mapping[str, int], after: PromptReasoning
+    ) -> None:
+        self.after = after
+        self.reasons = options.thinking_budget is None
         self._format = tool_format
         self._special = special
         self.unheld: dict[str, list[str]] = {}
@@ -235,43 +253,47 @@ def _constraint(model: TextModel, options: AnswerOptions, tools: _Tools, tool_fo
     output = None if options.output is None else _output(model, options.output)
     if not tools.active:
         return None if output is None else _in_channel(model, tools, tool_format, output)
-    made = _with_possible_calls(model, options, output, tools, tool_format)
+    made = _with_possible_calls(model, output, tools, tool_format)
     return msgspec.structs.replace(made, close_at_limit=options.close_at_limit)
 
 
 def _with_possible_calls(
-    model: TextModel, options: AnswerOptions, output: Constraint | None, tools: _Tools, tool_format: ToolFormat
+    model: TextModel, output: Constraint | None, tools: _Tools, tool_format: ToolFormat
 ) -> Constraint:
     """Return the constraint with calls of all tools, with any arguments for those whose schemas no grammar can hold."""
     try:
-        return _with_calls(model, options, output, tools, tool_format)
+        return _with_calls(model, output, tools, tool_format)
     except InvalidRequest as error:
         if not _is_within(error.param, tools.param):
             raise
         if tools.loosen_faulty():
-            return _with_possible_calls(model, options, output, tools, tool_format)
+            return _with_possible_calls(model, output, tools, tool_format)
         if any(tool.strict for tool in tools.given):
             raise
         tools.loosen(error.message)
-    return _with_calls(model, options, output, tools, tool_format)
+    return _with_calls(model, output, tools, tool_format)
 
 
 def _is_within(param: str | None, place: str) -> bool:
     return param is not None and param.startswith(place) and param[len(place) :][:1] in ("", ".", "[")
 
 
-def _with_calls(
-    model: TextModel, options: AnswerOptions, output: Constraint | None, tools: _Tools, tool_format: ToolFormat
-) -> Constraint:
+def _with_calls(model: TextModel, output: Constraint | None, tools: _Tools, tool_format: ToolFormat) -> Constraint:
     if output is None or tools.choice.mode == REQUIRED:
-        reasons = options.thinking_budget is None
-        return _checked(model, tools, lambda special: _calls(tool_format, tools, special, reasons=reasons))
-    return _checked(model, tools, lambda special: _calls_or_output(tool_format, tools, output, special))
+        return _checked(model, tools, lambda special: _calls(tool_format, tools, special))
+    return _or_output(model, tools, tool_format, output)
 
 
 def _in_channel(model: TextModel, tools: _Tools, tool_format: ToolFormat, output: Constraint) -> Constraint:
     """Return the constraint of an answer that has to begin with a text of its format; any other is left as it is."""
     if tool_format.answer_start is None or not model.formats.by_template:
+        return output
+    return _or_output(model, tools, tool_format, output)
+
+
+def _or_output(model: TextModel, tools: _Tools, tool_format: ToolFormat, output: Constraint) -> Constraint:
+    """Return the constraint of an answer that is calls or `output`, which holds alone where the prompt begins it."""
+    if tools.after is PromptReasoning.OVER:
         return output
     return _checked(model, tools, lambda special: _calls_or_output(tool_format, tools, output, special))
 
@@ -288,14 +310,14 @@ def _checked(model: TextModel, tools: _Tools, make: Callable[[Mapping[str, int]]
     return msgspec.structs.replace(made, param=made.param or tools.param)
 
 
-def _calls(tool_format: ToolFormat, tools: _Tools, special: Mapping[str, int], *, reasons: bool) -> Constraint:
+def _calls(tool_format: ToolFormat, tools: _Tools, special: Mapping[str, int]) -> Constraint:
     made = tool_format.constraint(
         tools.specs,
         tools.choice,
         parallel=tools.parallel,
         special=special,
         schema=tools.schema,
-        reasons=reasons,
+        reasons=tools.reasons,
         unheld=tools.unheld,
     )
     assert made is not None
@@ -306,15 +328,19 @@ def _calls_or_output(
     tool_format: ToolFormat, tools: _Tools, output: Constraint, special: Mapping[str, int]
 ) -> Constraint:
     """Return the grammar of an answer that is either calls or `output`, behind the text that begins an answer in the
-    format."""
+    format, and behind reasoning of the format's own. A structural tag's triggers stay triggers: text is free before."""
     start = tool_format.answer_start
     grammar = lark.Grammar(special, tools.schema, tools.unheld)
     choices = [f"{tool_format.answer_header(grammar)} @output" if start else "@output"]
-    triggers: tuple[str, ...] = (start,) if start else ()
     if tools.specs:
         choices.append(tool_format.calls(tools.specs, grammar, several=tools.parallel))
-        triggers += tool_format.triggers(tools.specs) if start else ()
-    text = _with_nested(grammar.render(" | ".join(choices)), output.grammar)
+    answer, triggers = lark.any_of(choices), tuple[str, ...]()
+    if start and output.triggers:
+        triggers = (start, *(tool_format.triggers(tools.specs) if tools.specs else ()))
+    else:
+        opened = tools.after is PromptReasoning.OPEN
+        answer = tool_format.whole_answer(answer, grammar, reasons=tools.reasons, opened=opened)
+    text = _with_nested(grammar.render(answer), output.grammar)
     kind = "tool" if tools.specs else output.kind
     return msgspec.structs.replace(output, kind=kind, grammar=text, triggers=triggers)
 

@@ -192,6 +192,9 @@ def allowed(limit: Limit, request: Submit) -> set[int]:
         ({"regex": "a+"}, f"{REASONED}<|start|>assistant<|channel|>final<|message|>aa", True),
         ({"regex": "a+"}, "<|channel|>final <|constrain|>json<|message|>aa", True),
         ({"regex": "a+"}, "<|channel|>final<|message|>b", False),
+        ({"regex": "a+"}, "aa", False),
+        ({"regex": "a+"}, "<|channel|>commentary<|message|>aa", False),
+        ({"regex": "a+"}, "<|channel|>analysis<|message|>a<|channel|>final<|message|>aa", False),
         ({"json_schema": json.dumps(PERSON)}, "<|channel|>final<|message|>{}", False),
         ({"structural_tag": json.dumps(FINAL_TAG)}, "<|channel|>final<|constrain|>json<|message|>{}", False),
         (
@@ -215,27 +218,33 @@ async def test_with_channels_a_grammar_begins_behind_the_reasoning(
 
 
 @pytest.mark.parametrize(
-    ("prompt", "asked", "triggers", "opened"),
+    ("prompt", "asked", "answer", "opened"),
     [
-        (CHAT, {"regex": "a+"}, True, None),
-        (CHAT, {"regex": "a+", "grammar_from_first_token": True}, False, None),
-        (f"{CHAT}<|channel|>final<|message|>", {"regex": "a+"}, False, None),
-        (f"{CHAT}<|channel|>analysis<|message|>", {"regex": "a+"}, True, None),
-        (f"{CHAT}<|channel|>analysis<|message|>", {"structural_tag": json.dumps(CALL_TAG)}, False, True),
-        (CHAT, {"structural_tag": json.dumps(CALL_TAG)}, False, False),
-        (CHAT, {"structural_tag": json.dumps(FINAL_TAG)}, False, None),
-        ("hi", {"regex": "a+"}, False, None),
+        (CHAT, {"regex": "a+"}, f"{REASONED}<|start|>assistant<|channel|>final<|message|>aa", None),
+        (CHAT, {"regex": "a+", "grammar_from_first_token": True}, "aa", None),
+        (f"{CHAT}<|channel|>final<|message|>", {"regex": "a+"}, "aa", None),
+        (
+            f"{CHAT}<|channel|>analysis<|message|>",
+            {"regex": "a+"},
+            "Hm.<|end|><|start|>assistant<|channel|>final<|message|>aa",
+            None,
+        ),
+        (f"{CHAT}<|channel|>analysis<|message|>", {"structural_tag": json.dumps(CALL_TAG)}, "", True),
+        (CHAT, {"structural_tag": json.dumps(CALL_TAG)}, "", False),
+        (CHAT, {"structural_tag": json.dumps(FINAL_TAG)}, "", None),
+        ("hi", {"regex": "a+"}, "aa", None),
     ],
 )
 @in_loop
 async def test_where_a_grammar_begins_follows_from_the_end_of_the_prompt(
-    prompt: str, asked: dict[str, Any], triggers: bool, opened: bool | None
+    prompt: str, asked: dict[str, Any], answer: str, opened: bool | None
 ) -> None:
     async with worker(text=HARMONY) as w:
-        await w.vllm.answer(prompt=harmony_ids(prompt), max_tokens=2, **asked)
+        await w.vllm.answer(prompt=harmony_ids(prompt), max_tokens=300, **asked)
         (request,) = w.runner.seen
         assert request.constraint is not None
-        assert request.constraint.triggers == (("<|channel|>final",) if triggers else ())
+        assert request.constraint.triggers == ()
+        assert not answer or ends_well(request, answer)
         assert (None if request.thinking is None else request.thinking.opened) is opened
 
 

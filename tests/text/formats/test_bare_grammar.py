@@ -22,6 +22,15 @@ TREE: dict[str, Any] = {
     "required": ["value"],
     "additionalProperties": False,
 }
+ONLY_A: dict[str, Any] = {
+    "type": "object",
+    "properties": {"type": {"const": "a"}},
+    "required": ["type"],
+    "additionalProperties": False,
+}
+MISSING_B = {**ONLY_A, "properties": {"type": {"const": "b"}}, "required": ["type", "extra"]}
+FALSE_B = {**MISSING_B, "properties": {"type": {"const": "b"}, "extra": False}, "additionalProperties": True}
+
 SCHEMAS: dict[str, dict[str, Any]] = {
     "optional members alone": {"properties": {"a": {"type": "null"}, "b": {"type": "boolean"}, "c": {"const": 1}}},
     "optional before required": {"properties": {"a": {"type": "null"}, "b": {"type": "null"}}, "required": ["b"]},
@@ -63,6 +72,11 @@ SCHEMAS: dict[str, dict[str, Any]] = {
     },
     "any members of a type": {"additionalProperties": {"type": "integer"}},
     "an object without members": {"properties": {}, "additionalProperties": False},
+    "alternatives that no object matches": {
+        "properties": {"kind": {"anyOf": [ONLY_A, MISSING_B, FALSE_B, {**MISSING_B, "type": ["object", "null"]}]}},
+        "required": ["kind"],
+    },
+    "alternatives of the root that no object matches": {"oneOf": [ONLY_A, MISSING_B]},
     "nested objects": {
         "properties": {"a": {"properties": {"b": {"type": "object", "additionalProperties": {"type": "null"}}}}},
         "required": ["a"],
@@ -104,6 +118,13 @@ def test_any_value_may_stand_where_the_schema_says_nothing(walker: Walker) -> No
 
 def test_a_tool_without_a_schema_takes_any_object(walker: Walker) -> None:
     assert all(isinstance(arguments("gemma4", {}, walker, seed), dict) for seed in range(6))
+
+
+@pytest.mark.parametrize("name", ["gemma4", "functiongemma", "qwen3_coder", "llama_pythonic"])
+def test_a_schema_that_no_object_matches_is_refused(name: str, walker: Walker) -> None:
+    tool = ToolSpec("f", parameters={"type": "object", "anyOf": [MISSING_B, FALSE_B]}, strict=True)
+    with pytest.raises(Unheld, match="allows no value"):
+        find(name).constraint([tool], ToolChoice(REQUIRED), parallel=False, special=walker.vocabulary.ids)
 
 
 @pytest.mark.parametrize("target", ["#/$defs/none", "https://example.invalid/schema"])

@@ -138,10 +138,10 @@ class ToolFormat(ABC):
             return Constraint("tool", grammar.render(self.whole_answer(calls, grammar, reasons=reasons)))
         return Constraint("tool", grammar.render(calls), triggers=self.triggers(allowed), then_free=parallel)
 
-    def whole_answer(self, calls: str, grammar: lark.Grammar, *, reasons: bool) -> str:
-        """Return a Lark expression of an answer that must call tools, with `calls` in it. With `reasons` the format's
-        own reasoning may be in it."""
-        return calls
+    def whole_answer(self, end: str, grammar: lark.Grammar, *, reasons: bool, opened: bool = False) -> str:
+        """Return a Lark expression of an answer that ends with the expression `end`, of calls or of the visible answer
+        with its header. With `reasons` the format's own reasoning may be in it; `opened`: it begins inside of one."""
+        return end
 
     def answer_header(self, grammar: lark.Grammar) -> str:
         """Return a Lark expression of the header that begins with `answer_start`."""

@@ -25,7 +25,7 @@ _BODY_ENDS = Markers(*ENDS, START, CHANNEL)
 
 
 class Harmony(ToolFormat):
-    """Messages of gpt-oss models. The grammars allow reasoning in front of the call, unless its budget is limited."""
+    """Messages of gpt-oss models. The grammars allow reasoning in front of the last one, unless it has a budget."""
 
     name = "harmony"
     starts = (CHANNEL, START, *ENDS)
@@ -50,14 +50,15 @@ class Harmony(ToolFormat):
         bodies = (f"{lark.literal(tool.name)} {middle} {grammar.arguments(tool)}" for tool in tools)
         return f"{begin} {lark.any_of(bodies)}"
 
-    def whole_answer(self, calls: str, grammar: lark.Grammar, *, reasons: bool) -> str:
-        """Return a Lark expression of the call, with `reasons` behind any number of messages of reasoning."""
+    def whole_answer(self, end: str, grammar: lark.Grammar, *, reasons: bool, opened: bool = False) -> str:
+        """Return a Lark expression of the last message, with `reasons` behind any number of messages of reasoning."""
         turn = grammar.text(f"{START}assistant")
         if not reasons:
-            return f"({turn})? {calls}"
+            return f"({turn})? {end}"
         reasoning = grammar.text(f"{CHANNEL}analysis{MESSAGE}")
         text = grammar.text_until("<|end|>", (*ENDS, START, CHANNEL))
-        return f"({turn})? ({reasoning} {text} {turn})* {calls}"
+        begin = f"{text} {turn}" if opened else f"({turn})?"
+        return f"{begin} ({reasoning} {text} {turn})* {end}"
 
     def answer_header(self, grammar: lark.Grammar) -> str:
         """Return a Lark expression of the final channel's header. Models name the type of JSON in it."""

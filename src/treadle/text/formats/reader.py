@@ -18,7 +18,8 @@ The contract of the reader, and so of every format's parser:
   call shown as text ends an agent's loop. Only where text may look like a call (in reasoning, or JSON without a marker)
   the name must be a known tool's.
 - Markers inside arguments belong to the arguments.
-- Reasoning that is never closed is Reasoning to the end. A call inside it, of a known tool, closes it.
+- Reasoning that is never closed is Reasoning to the end. A call inside it, of a known tool, closes it. Before its name
+  is known, the reasoning's closing marker ends it, and so does the beginning of another call: it was none.
 - Special tokens that are no markers are dropped.
 """
 
@@ -168,7 +169,10 @@ class AnswerReader:
             if self._reasoning is not None and found == self._reasoning.close:
                 self._out.end_reasoning()
                 return
-            if (yield from self._read_calls(found, certain=False)):
+            self._scan.stop_before(self._in_reasoning)
+            is_call = yield from self._read_calls(found, certain=False)
+            self._scan.go_on()
+            if is_call:
                 self._stray_close = True
                 return
 
@@ -189,15 +193,18 @@ class AnswerReader:
             if is_call:
                 self._end_broken_call(mismatch)
             else:
-                self._write_no_call(mismatch, write, report=certain)
+                self._write_no_call(write, mismatch.reason if certain else "")
             return is_call
+        if not certain and self._out.calls == before:
+            self._write_no_call(write)
+            return False
         self._scan.take_recorded()
         return True
 
-    def _write_no_call(self, mismatch: Mismatch, write: Callable[[str], None], *, report: bool) -> None:
+    def _write_no_call(self, write: Callable[[str], None], report: str = "") -> None:
         text = self._scan.take_recorded()
         if report:
-            self._out.malformed(mismatch.reason)
+            self._out.malformed(report)
         write(text)
 
     def _end_broken_call(self, mismatch: Mismatch) -> None:

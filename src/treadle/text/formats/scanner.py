@@ -55,7 +55,11 @@ class Markers:
 
 
 class Scanner:
-    """Unread text of one answer. While `recording`, consumed text is kept until `forget` or `take_recorded`."""
+    """Unread text of one answer. While `recording`, consumed text is kept until `forget` or `take_recorded`.
+
+    From `stop_before` on, text ends in front of the first of some markers, as if the answer did, until `go_on`. Only
+    `accept` and a search for the marker itself go past it.
+    """
 
     def __init__(self) -> None:
         self._text = ""
@@ -64,6 +68,8 @@ class Scanner:
         self._recorded: list[str] = []
         self._recorded_from = 0
         self._cut_at = -1  # the position behind which the answer ends in the beginning of an accepted text
+        self._stops: Markers | None = None
+        self._stop_at = -1  # where the first of them begins in `_text`, behind its end if nowhere; -1: not searched
         self.recording = False
         self.ended = False
 
@@ -86,7 +92,15 @@ class Scanner:
         """Add generated text."""
         self._before += self._at
         self._text = self._text[self._at :] + text if self._at < len(self._text) else text
-        self._at = 0
+        self._at, self._stop_at = 0, -1
+
+    def stop_before(self, markers: Markers) -> None:
+        """Let the text end in front of the first of `markers`."""
+        self._stops, self._stop_at = markers, -1
+
+    def go_on(self) -> None:
+        """Let the text end with the answer alone."""
+        self._stops = None
 
     def forget(self) -> None:
         """Drop the recorded text: it has become an event."""
@@ -125,10 +139,25 @@ class Scanner:
             self._recorded.append(taken)
         return taken
 
+    def _end(self) -> int:
+        """Return up to where the text may be consumed: not into a marker that stops it, or what may become one."""
+        if self._stops is None:
+            return len(self._text)
+        if self._stop_at < self._at:
+            found = self._stops.find(self._text, self._at)
+            self._stop_at = len(self._text) + 1 if found is None else found.start()
+        if self._stop_at <= len(self._text):
+            return self._stop_at
+        return len(self._text) if self.ended else self._stops.safe_end(self._text, self._at)
+
+    def _is_stopped(self) -> bool:
+        """Whether no text will come: the answer ended, or a marker that stops it comes next."""
+        return self.ended or (self._stops is not None and self._stop_at == self._at)
+
     def peek(self) -> Steps[str]:
-        """Return the next character without consuming it; "" at the end of the answer."""
-        while self._at == len(self._text):
-            if self.ended:
+        """Return the next character without consuming it; "" at the end of the text."""
+        while self._at == self._end():
+            if self._is_stopped():
                 return ""
             yield
         return self._text[self._at]
@@ -136,10 +165,11 @@ class Scanner:
     def pass_run(self, pattern: re.Pattern[str], sink: Callable[[str], None]) -> Steps[None]:
         """Consume the characters that `pattern` (a character class, repeated) matches, and pass them to `sink`."""
         while True:
-            match = pattern.match(self._text, self._at)
+            end = self._end()
+            match = pattern.match(self._text, self._at, end)
             if match is not None and match.end() > self._at:
                 sink(self.advance(match.end() - self._at))
-            if self._at < len(self._text) or self.ended:
+            if self._at < end or self._is_stopped():
                 return
             yield
 
@@ -197,14 +227,15 @@ class Scanner:
         return found
 
     def pass_until(self, markers: Markers, sink: Callable[[str], None]) -> Steps[str | None]:
-        """Pass text to `sink` up to a marker, and consume and return the marker; None at the end of the answer."""
+        """Pass text to `sink` up to a marker, and consume and return the marker; None at the end of the text."""
         while True:
+            end = self._end()
             match = markers.find(self._text, self._at)
-            if match is not None:
+            if match is not None and match.start() <= end:
                 self._pass(match.start(), sink)
                 return self.advance(len(match.group()))
-            self._pass(len(self._text) if self.ended else markers.safe_end(self._text, self._at), sink)
-            if self.ended:
+            self._pass(min(end, len(self._text) if self.ended else markers.safe_end(self._text, self._at)), sink)
+            if self._is_stopped():
                 return None
             yield
 
@@ -213,7 +244,8 @@ class Scanner:
             sink(self.advance(end - self._at))
 
     def take_until(self, markers: Markers) -> Steps[tuple[str, str]]:
-        """Consume the text up to a marker, and the marker; return both. Raises EndOfAnswer without a marker."""
+        """Consume the text up to a marker, and the marker; return both. Raises Mismatch without a marker:
+        EndOfAnswer at the end of the answer."""
         found: list[str] = []
         marker = yield from self.pass_until(markers, found.append)
         if marker is None:

@@ -276,7 +276,11 @@ def _settled(branch: dict[str, Any]) -> dict[str, Any] | None:
     if any(least > most for least, most in (_limits(branch, of) for of in ("Length", "Items"))):
         return None
     about = [name for key in branch for name in _BY_KEYWORD.get(key, ())]
-    return {**branch, "type": branch.get("type") or tuple(dict.fromkeys(about))}
+    types = branch.get("type") or tuple(dict.fromkeys(about))
+    if "object" in types and _forbids(branch, branch):
+        types = tuple(name for name in types if name != "object")
+        return {**branch, "type": types} if types else None
+    return {**branch, "type": types}
 
 
 def _limits(branch: Mapping[str, Any], of: str) -> tuple[int, int]:

@@ -99,6 +99,7 @@ class EventWriter:
         name = name.strip()
         if not name or (self.known_tools_only and name not in self._tools):
             self._scan.fail(f"no tool is named {name[:64]!r}")
+        self._scan.go_on()
         self._begin_block()
         self.call_open, self.in_reasoning = True, False
         self._emit(CallStart(self._calls, name, call_id))
