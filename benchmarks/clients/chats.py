@@ -28,6 +28,7 @@ LITELLM_PREFIXES = (
     "custom_openai",
     "llamafile",
     "docker_model_runner",
+    "openrouter",
 )
 LITELLM_ROOTS = {"anthropic": "Anthropic", "ollama_chat": "Ollama"}
 """Prefixes of litellm that take the server's address without /v1, with their APIs."""

@@ -57,10 +57,23 @@ class ContextLengthExceeded(InvalidRequest):
     context: int | None = None
 
 
+def beyond_context(context: int, excess: str) -> str:
+    """Return the beginning of a message about more tokens than the context holds, in the words of OpenAI and vLLM:
+    clients search for them, to shorten a conversation and try again."""
+    return f"This model's maximum context length is {context} tokens. However, {excess}"
+
+
 class UnsupportedParameter(InvalidRequest):
     """A known field asks for something this server does not do."""
 
     code = "unsupported_parameter"
+
+
+class ThreadUnsupported(UnsupportedParameter):
+    """The request goes on from a conversation that a server would hold, and this one holds none. Anthropic's clients
+    know the code, and send the whole conversation instead."""
+
+    code = "thread_unsupported_request"
 
 
 class InvalidGrammar(InvalidRequest):

@@ -15,6 +15,7 @@ from treadle.core.refusals import Refusal
 from treadle.core.virtual_queue import Arrival
 from treadle.errors import (
     Busy,
+    ContextLengthExceeded,
     EngineUnavailable,
     InsufficientScope,
     InvalidRequest,
@@ -212,11 +213,19 @@ def test_a_correction_that_no_longer_fits_is_busy_and_keeps_the_estimate() -> No
     assert it.tokens == 50
 
 
-def test_a_correction_that_can_never_fit_says_so() -> None:
+@pytest.mark.parametrize(
+    ("rows", "error", "words"),
+    [
+        (1, ContextLengthExceeded, "maximum context length is 100 tokens. However, you requested 101 tokens"),
+        (2, InvalidRequest, "may come to 101 tokens and this server holds 100"),
+    ],
+)
+def test_a_correction_that_can_never_fit_says_so(rows: int, error: type[InvalidRequest], words: str) -> None:
     it = gate(tokens=100)
-    lease = enter(it, tokens=50)
-    with pytest.raises(InvalidRequest, match="may come to 101 tokens and this server holds 100"):
+    lease = enter(it, rows=rows, tokens=50)
+    with pytest.raises(error, match=words) as refusal:
         it.resize(lease, tokens=101, now=0.0)
+    assert type(refusal.value) is error
     assert it.tokens == 50
     assert it.statistics()["refused"] == {"too_long": 1}
 

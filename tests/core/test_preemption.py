@@ -179,7 +179,7 @@ def test_what_can_never_fit_alone_is_refused() -> None:
     finish = bench.heard["huge"].finish
     assert finish is not None
     assert finish.code == "context_length_exceeded"
-    assert "the cache holds 32" in finish.message
+    assert "it holds 32 tokens" in finish.message
     assert "--memory" in finish.message
     bench.assert_undisturbed(request)
 

@@ -111,6 +111,16 @@ def test_what_does_not_fit_the_context_is_refused(prompt: int, wanted: RawParams
         build_submits(check(wanted, LIMITS), [[1] * prompt], LIMITS, lambda: 0)
 
 
+def test_a_prompt_and_an_answer_over_the_context_are_refused_in_openais_words() -> None:
+    with pytest.raises(ContextLengthExceeded) as refusal:
+        build_submits(check(RawParams(max_tokens=11), LIMITS), [[1] * 40], LIMITS, lambda: 0)
+    assert refusal.value.message == (
+        "This model's maximum context length is 50 tokens. However, you requested 51 tokens (40 in the messages, 11 in "
+        "the completion). Please reduce the length of the messages or completion. Behind this prompt, max_tokens may "
+        "be at most 10."
+    )
+
+
 @pytest.mark.parametrize("prompt", [[], [100], [-1], [1, 2**63]])
 def test_foreign_and_missing_token_ids_are_refused(prompt: list[int]) -> None:
     with pytest.raises(InvalidRequest) as caught:

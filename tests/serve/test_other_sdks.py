@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, Literal
 
 import anthropic
 import ollama
@@ -44,6 +44,41 @@ def test_anthropics_sdk_creates_streams_and_counts(server: Serve, model: str) ->
     assert "".join(block.text for block in final.content if block.type == "text") == streamed
     assert [block.name for block in called.content if block.type == "tool_use"] == ["look"]
     assert [entry.id for entry in listed.data] == [model]
+
+
+def test_anthropics_sdk_runs_tools_and_threads_over_whole_conversations(server: Serve, model: str) -> None:
+    """Its runner asks for a thread first, and sends every message once that is refused."""
+    ran: list[str] = []
+
+    @anthropic.beta_tool
+    def look(at: Literal["a", "b"]) -> str:
+        """Look somewhere."""
+        ran.append(at)
+        return "seen"
+
+    turns: Any = [{"role": "user", "content": "hi"}]
+    forced: Any = {"type": "any", "disable_parallel_tool_use": True}
+    with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0) as client:
+        some: Any = {"model": model, "max_tokens": 8}
+        runner = client.beta.messages.tool_runner(
+            model=model, max_tokens=512, messages=turns, tools=[look], tool_choice=forced, max_iterations=3
+        )
+        answers = list(runner)
+        thread = client.beta.messages.thread(**some, unsupported_request_behavior="continue_unthreaded")
+        sent = [thread.send({"role": "user", "content": "hi"}).usage for _ in range(2)]
+        strict = client.beta.messages.thread(**some)
+        with pytest.raises(anthropic.BadRequestError, match="unsupported_request_behavior='continue_unthreaded'"):
+            strict.send({"role": "user", "content": "hi"})
+    assert [answer.stop_reason for answer in answers] == ["tool_use"] * 3, answers
+    assert len(ran) == 3
+    prompts = [_prompt_tokens(usage) for usage in [*(answer.usage for answer in answers), *sent]]
+    assert prompts[0] < prompts[1] < prompts[2]
+    assert prompts[3] < prompts[4]
+
+
+def _prompt_tokens(usage: Any) -> int:
+    parts = (usage.input_tokens, usage.cache_read_input_tokens, usage.cache_creation_input_tokens)
+    return sum(part or 0 for part in parts)
 
 
 def test_ollamas_client_chats_generates_and_embeds(server: Serve, model: str) -> None:

@@ -22,7 +22,7 @@ CASES = {
     "LangChain ChatOllama": 2,
     "LangChain ChatOpenAI": 9,
     "anthropic (Python)": 2,
-    "litellm": 21,
+    "litellm": 23,
     "llm": 2,
     "ollama (JavaScript)": 2,
     "ollama (Python)": 2,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..errors import beyond_context
 from .messages import CancelReason, Finish, FinishReason
 from .sequence import Sequence
 
@@ -25,5 +26,8 @@ def too_big(seq: Sequence, capacity: int) -> Finish:
 
 def over_capacity(tokens: int, capacity: int) -> str:
     """Return the message for a sequence that may come to more `tokens` than the cache holds."""
-    needs = f"prompt and completion may come to {tokens} tokens, and the cache holds {capacity}"
-    return f"{needs}: ask for fewer tokens, or raise the server's --memory"
+    return beyond_context(
+        capacity,
+        f"you requested {tokens} tokens in the messages and completion. Please reduce the length of the messages or "
+        f"completion, or raise the server's --memory: it holds {capacity} tokens.",
+    )

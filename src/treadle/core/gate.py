@@ -15,11 +15,12 @@ import secrets
 from collections.abc import Callable
 from typing import Any
 
-from ..errors import Busy, InvalidRequest, TreadleError
+from ..errors import Busy, ContextLengthExceeded, InvalidRequest, TreadleError
 from ..units import duration
 from .admission_capacity import AdmissionCapacity
 from .admission_capacity import GateLimits as GateLimits
 from .fair_share import FairShares
+from .finishes import over_capacity
 from .forecast import Lease
 from .gate_counters import GateCounters
 from .refusals import Refusal, param_at_fault
@@ -171,6 +172,8 @@ class Gate:
         limit = self.limits.tokens
         if limit and tokens > limit:
             self.refuse(Refusal.TOO_LONG)
+            if lease.rows == 1:
+                raise ContextLengthExceeded(over_capacity(tokens, limit))
             raise InvalidRequest(
                 f"the request may come to {tokens} tokens and this server holds {limit}: ask for fewer"
             )

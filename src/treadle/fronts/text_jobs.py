@@ -26,7 +26,7 @@ from .log_once import LogOnce
 from .media.needed import NeededImage, needed_image
 from .prediction_field import PARAM as PREDICTION
 from .prepared import NOTHING, Prepared, PreparedPrompts
-from .validate import Limits, ValidatedRequest, completion_budget
+from .validate import Limits, ValidatedRequest, completion_budget, prompt_beyond
 
 if TYPE_CHECKING:
     from ..text import TextModel
@@ -108,7 +108,7 @@ def text_job(model: TextModel, params: bytes, payload: bytes, enter: Enter) -> b
     """Tokenize one text in UTF-8."""
     enter(TOKENIZING)
     given = msgspec.msgpack.decode(params, type=TextParams)
-    with about_param(given.param):
+    with about_param(given.param, given.context):
         ids = model.encode(payload.decode("utf-8", "surrogatepass"), most=given.context)
     prepared = prepared_text(model, given.options, enter, [ids])
     return tokenized([ids], given.context, prepared=with_prediction(model, given.options, prepared, given.context))
@@ -120,7 +120,7 @@ def messages_job(model: TextModel, params: bytes, payload: bytes, enter: Enter) 
     given = msgspec.msgpack.decode(params, type=TextParams)
     turns = [with_sources(turn) for turn in msgspec.msgpack.decode(payload)]
     try:
-        with about_param(given.param):
+        with about_param(given.param, given.context):
             prompt = model.chat_prompt(
                 turns,
                 tools=tool_definitions(given.options),
@@ -220,13 +220,13 @@ def bundle_job(model: TextModel, params: bytes, payload: bytes, enter: Enter) ->
 
 
 @contextlib.contextmanager
-def about_param(param: str) -> Iterator[None]:
-    """Name the field `param` in refusals of prompts that are too long."""
+def about_param(param: str, context: int) -> Iterator[None]:
+    """Refuse prompts of which a part is already longer than `context` in the words of other refusals of prompts, with
+    the field `param` unless a part of it is named."""
     try:
         yield
     except ContextLengthExceeded as error:
-        error.param = param
-        raise
+        raise prompt_beyond(context, f"more than {context}", error.param or param) from None
 
 
 def grammar_of(options: AnswerOptions) -> bytes:

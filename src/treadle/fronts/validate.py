@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from ..core.messages import Image, Sampling, Submit
-from ..errors import ContextLengthExceeded, InvalidRequest
+from ..errors import ContextLengthExceeded, InvalidRequest, beyond_context
 from .cache_salts import check_cache_salt
 from .prepared import NOTHING, Prepared
 from .value_checks import check_flag, check_number, check_sequence, check_token_id, check_whole, shown
@@ -184,11 +184,7 @@ def check_size(estimate: int, prompts: int, limits: Limits, param: str = "prompt
     Raises ContextLengthExceeded only beyond doubt: texts average a sixteenth of the usual tokens in no language.
     """
     if estimate > HOPELESS * limits.context * prompts:
-        error = ContextLengthExceeded(
-            f"the prompt is about {estimate // prompts} tokens long and the model's context is {limits.context}: "
-            "shorten the prompt",
-            param=param,
-        )
+        error = prompt_beyond(limits.context, f"about {estimate // prompts}", param)
         error.prompt_tokens, error.context = estimate // prompts, limits.context
         raise error
 
@@ -208,8 +204,12 @@ def completion_budget(validated: ValidatedRequest, prompt_tokens: int, limits: L
         return left if validated.completion_cap is None else _capped(validated, left, validated.completion_cap)
     if validated.max_tokens > left and not validated.as_many_as_fit:
         raise ContextLengthExceeded(
-            f"{prompt_tokens} tokens of prompt and max_tokens {validated.max_tokens} are more than the model's context "
-            f"of {limits.context}: shorten the prompt or ask for at most {left} tokens",
+            beyond_context(
+                limits.context,
+                f"you requested {prompt_tokens + validated.max_tokens} tokens ({prompt_tokens} in the messages, "
+                f"{validated.max_tokens} in the completion). Please reduce the length of the messages or completion. "
+                f"Behind this prompt, max_tokens may be at most {left}.",
+            ),
             param="max_tokens",
         )
     return min(validated.max_tokens, left)
@@ -217,13 +217,17 @@ def completion_budget(validated: ValidatedRequest, prompt_tokens: int, limits: L
 
 def too_long(prompt_tokens: int, limits: Limits, param: str = "prompt") -> ContextLengthExceeded:
     """Return the refusal of a prompt that leaves no token for the answer."""
-    error = ContextLengthExceeded(
-        f"the prompt has {prompt_tokens} tokens and the model's context is {limits.context}, which must also hold "
-        "at least one token of the answer: shorten the prompt",
-        param=param,
-    )
+    hint = "The context must also hold at least one token of the answer."
+    error = prompt_beyond(limits.context, str(prompt_tokens), param, hint)
     error.prompt_tokens, error.context = prompt_tokens, limits.context
     return error
+
+
+def prompt_beyond(context: int, tokens: str, param: str, hint: str = "") -> ContextLengthExceeded:
+    """Return the refusal of a prompt for which `context` is too short. `tokens` is the number of its tokens, maybe in
+    words."""
+    excess = f"your messages resulted in {tokens} tokens. Please reduce the length of the messages."
+    return ContextLengthExceeded(beyond_context(context, f"{excess} {hint}".rstrip()), param=param)
 
 
 def build_submits(

@@ -32,7 +32,7 @@ async def test_prompts_over_the_cache_are_refused_before_anything_is_computed(wi
     async with worker(cache_tokens=100, waiting=12) as w:
         error = await refused(w.wire(wire).generate(prompt=[5] * 90, max_tokens=11, **choices))
         assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
-        assert "may come to 101 tokens, and the cache holds 100" in error.details()
+        assert "maximum context length is 100 tokens. However, you requested 101 tokens" in error.details()
         assert w.runner.seen == []
         assert w.idle()
         assert await read(w.wire(wire).generate(prompt=[5] * 90, max_tokens=10, **choices))

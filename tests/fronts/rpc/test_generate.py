@@ -178,8 +178,11 @@ async def test_the_end_of_a_choice_counts_its_draft_tokens() -> None:
         ({"prompt": ""}, "prompt is empty"),
         ({"prompt": (5, VOCABULARY)}, f"ids of this model are 0 to {VOCABULARY - 1}"),
         ({"prompt": (5, 2**32 - 1)}, "ids of this model"),
-        ({"prompt": (5,) * 4096}, "4096 tokens and the model's context is 4096"),
-        ({"prompt": "x" * 100_000}, "model's context"),
+        (
+            {"prompt": (5,) * 4096},
+            "maximum context length is 4096 tokens. However, your messages resulted in 4096 tokens",
+        ),
+        ({"prompt": "x" * 100_000}, "maximum context length"),
         ({"request_id": ""}, "request_id is empty"),
         ({"request_id": "x" * 1000}, "request_id has 1000 characters"),
         ({"max_tokens": 0}, "max_tokens is 0"),

@@ -50,6 +50,20 @@ async def test_a_chat_stream_is_openais_and_ends_with_usage_and_done() -> None:
         assert all("usage" in event for event in client.events[:-1])
 
 
+@pytest.mark.parametrize("chat", [True, False])
+@in_loop
+async def test_openrouters_object_asks_a_stream_for_its_usage(chat: bool) -> None:
+    async with front() as f:
+        ask = f.chat if chat else f.complete
+        with_usage = await ask(stream=True, usage={"include": True})
+        assert with_usage.events[-2]["choices"] == []
+        assert with_usage.events[-2]["usage"]["completion_tokens"] == 12
+        for fields in ({"include": False}, {}, {"include": None}):
+            without = await ask(stream=True, usage=fields)
+            assert without.status == 200
+            assert all("usage" not in event for event in without.events[:-1])
+
+
 @in_loop
 async def test_without_include_usage_no_chunk_speaks_of_usage() -> None:
     async with front() as f:

@@ -130,6 +130,9 @@ FIELDS: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {"messages": HI, "stream": "yes"}, "stream"),
     (CHAT, {"messages": HI, "stream": True, "stream_options": {"x": 1}}, "stream_options.x"),
     (CHAT, {"messages": HI, "stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation"),
+    (CHAT, {"messages": HI, "usage": True}, "usage"),
+    (CHAT, {"messages": HI, "usage": {"include": 1}}, "usage.include"),
+    (CHAT, {"messages": HI, "usage": {"x": 1}}, "usage.x"),
     (CHAT, {"messages": HI, "max_tokens": 2.5}, "max_tokens"),
     (CHAT, {"messages": HI, "n": 1.5}, "n"),
     (CHAT, {"messages": HI, "max_length": 5}, "max_length"),
@@ -336,7 +339,7 @@ REFUSED_BY_NAME: list[tuple[str, Any]] = [
     ("audio", {"voice": "x"}),
     ("service_tier", "scale"),
     ("mirostat", 2),
-    ("verbosity", "low"),
+    ("verbosity", "loud"),
     ("web_search_options", {}),
     ("chat_template", "{{ x }}"),
     ("best_of", 2),
@@ -406,7 +409,7 @@ async def test_any_prompt_over_the_cache_is_refused_before_anything_is_computed(
 ) -> None:
     async with front(cache_tokens=100, waiting=12) as f:
         client = await f.complete(**fields, max_tokens=11, stream=stream)
-        refused(client, 400, None, "may come to 101 tokens, and the cache holds 100")
+        refused(client, 400, None, "maximum context length is 100 tokens. However, you requested 101 tokens")
         assert client.json["error"]["code"] == "context_length_exceeded"
         assert f.runner.seen == []
         assert f.idle()

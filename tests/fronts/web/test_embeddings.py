@@ -118,7 +118,7 @@ def test_a_vector_of_zeros_is_left() -> None:
         ({"input": "x", "model": "other"}, "model", "not served"),
         ({"input": "x", "inputs": "y"}, "inputs", "did you mean 'input'"),
         ({"input": ["ab", "y" * 5000]}, "input[1]", "5000 tokens"),
-        ({"input": "z" * 80000}, "input", "context is 4096"),
+        ({"input": "z" * 80000}, "input", "context length is 4096"),
     ],
 )
 @in_loop

@@ -221,6 +221,10 @@ async def test_a_stop_in_options_stops() -> None:
     "fields",
     [
         {"stream_options": {"include_usage": True}},
+        {"usage": {"include": True}},
+        {"usage": {"include": False}},
+        {"usage": {}},
+        {"usage": None},
         {"store": True, "metadata": {"a": 1}, "user": "u"},
         {"keep_alive": -1, "ttl": 300, "cache_prompt": False, "id_slot": 0},
         {"num_ctx": 4096},
@@ -367,3 +371,11 @@ async def test_without_a_word_an_assistants_last_message_is_an_earlier_answer() 
 def test_completions_know_the_shared_spellings() -> None:
     ask = ParsedCompletion({"prompt": "x", "options": {"num_predict": 3, "temperature": 0}, "num_ctx": 5})
     assert (ask.params.max_tokens, ask.params.temperature, ask.given["num_ctx"]) == (3, 0, 5)
+
+
+@in_loop
+async def test_a_wish_for_more_or_fewer_words_is_a_hint() -> None:
+    async with front() as f:
+        for verbosity in ("low", "medium", "high", None):
+            client = await f.chat(verbosity=verbosity)
+            assert (client.status, list(asked(f).prompt)) == (200, list(f.runner.seen[0].prompt))

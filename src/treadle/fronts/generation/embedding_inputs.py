@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from ...errors import ContextLengthExceeded, InvalidRequest
+from ...errors import ContextLengthExceeded, InvalidRequest, beyond_context
 from ...text import TextView
 from ...text.images.prompt import PlacedImage, images_of, without_images
 from ..media.needed import NeededImage, needed_image
@@ -108,6 +108,5 @@ def check_count(count: int, limits: Limits, param: str) -> None:
     if not count:
         raise InvalidRequest(f"{param} has no tokens: give text that has some", param=param)
     if count > limits.context:
-        raise ContextLengthExceeded(
-            f"{param} has {count} tokens and the model's context is {limits.context}: shorten it", param=param
-        )
+        excess = f"{param} has {count} tokens. Please reduce its length."
+        raise ContextLengthExceeded(beyond_context(limits.context, excess), param=param)

@@ -41,7 +41,7 @@ from .parsed import Shape
 from .request_routes import RequestRoutes
 from .responses.compaction import ParsedCompaction
 from .responses.parsed import ParsedResponse
-from .responses.routes import ResponsesAnswer, StoredRoutes
+from .responses.routes import InputTokensAnswer, ResponsesAnswer, StoredRoutes
 from .responses.sessions import Sessions
 from .responses.store import ResponseStore
 from .schema_limits import ServerFacts
@@ -61,6 +61,7 @@ GENERATION: dict[str, tuple[Shape, str, str]] = {
     "/v1/responses/compact": (ParsedCompaction, "CompactRequest", "Summarize a conversation of items"),
 }
 COUNT_TOKENS = f"{ANTHROPIC_PATH}/count_tokens"
+INPUT_TOKENS = "/v1/responses/input_tokens"
 OLLAMA: dict[str, Shape] = {"/api/chat": OllamaChat, "/api/generate": OllamaGenerate}
 """Ollama's routes that generate. The OpenAPI document leaves them out: it describes this server's own API."""
 
@@ -135,6 +136,15 @@ def _add_generation(app: FastAPI, server: RouteContext, sessions: Sessions) -> N
         tags=["generation"],
         operation_id="CountTokensRequest",
         openapi_extra=request_body("CountTokensRequest"),
+    )
+    app.add_api_route(
+        INPUT_TOKENS,
+        _endpoint(InputTokensAnswer(server, sessions)),
+        methods=["POST"],
+        summary="Count the tokens of a response's input",
+        tags=["generation"],
+        operation_id="InputTokensRequest",
+        openapi_extra=request_body("ResponseRequest"),
     )
     for path, shape in OLLAMA.items():
         app.add_api_route(path, _endpoint(OllamaAnswer(server, shape)), methods=["POST"], include_in_schema=False)
@@ -219,7 +229,7 @@ def _route_cure(path: str) -> str:
     intended = f"/v1{below}"
     if intended in (ANTHROPIC_PATH, COUNT_TOKENS) and intended != path:
         return f"call {intended}; Anthropic's clients append /v1 themselves, so their base URL ends before it"
-    known = intended in (*GENERATION, EMBEDDINGS, "/v1/models") or intended.startswith("/v1/models/")
+    known = intended in (*GENERATION, INPUT_TOKENS, EMBEDDINGS, "/v1/models") or intended.startswith("/v1/models/")
     if intended != path and known:
         return f"the base URL ends in /v1, call {intended}"
     return "/docs lists what there is"

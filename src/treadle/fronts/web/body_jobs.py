@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from ...errors import ContextLengthExceeded
 from ...text import TextView
 from ...text.images import Layout
 from ...text.images.prompt import ImagesNeeded
@@ -38,7 +39,7 @@ from ..text_jobs import (
     prompts_of,
     tokenized,
 )
-from ..validate import HOPELESS, Limits, ValidatedRequest
+from ..validate import HOPELESS, Limits, ValidatedRequest, prompt_beyond
 from . import token_jobs
 from .anthropic.messages import ParsedCount, ParsedMessages
 from .echo import Echo
@@ -49,6 +50,7 @@ from .openai.completions import ParsedCompletion
 from .openai.embedding_fields import ParsedEmbedding
 from .parsed import ParsedRequest, Shape
 from .responses.compaction import ParsedCompaction
+from .responses.input_tokens import ParsedInputTokens
 from .responses.parsed import ParsedResponse
 from .worker_limits import WorkerLimits
 
@@ -69,6 +71,7 @@ _SHAPES: tuple[Shape | type[ParsedEmbedding], ...] = (
     ParsedCount,
     ParsedResponse,
     ParsedCompaction,
+    ParsedInputTokens,
 )
 SHAPES: Mapping[str, Shape | type[ParsedEmbedding]] = {shape.kind: shape for shape in _SHAPES}
 
@@ -131,7 +134,7 @@ def tokenize_job(model: TextModel, params: bytes, payload: bytes, enter: Enter) 
     if isinstance(request, ParsedRequest):
         request.carried = given.carried
     try:
-        with about_param(request.prompt_param):
+        with about_param(request.prompt_param, given.context):
             prompts = request.tokenize(model, enter, given.context)
     except ImagesNeeded as images:
         return needs_images(images.sources)
@@ -182,12 +185,28 @@ async def tokenize_in_worker(
 
 
 async def count_in_worker(
-    pool: TextJobRunner, kind: str, body: bytes, limits: Limits, tenant: str, images: ImagesOf = no_images
+    pool: TextJobRunner,
+    kind: str,
+    body: bytes,
+    limits: Limits,
+    tenant: str,
+    images: ImagesOf = no_images,
+    *,
+    carried: bytes = b"",
+    cuts: bool = False,
 ) -> int:
-    """Return the number of tokens of a checked body's prompts, also of those that the context does not hold. Raises
-    InvalidRequest, and Busy where the text workers have too much to do for `tenant`."""
+    """Return the number of tokens of a checked body's prompts, with what the request carries; also of those that the
+    context does not hold, unless the prompt `cuts` itself to it. Raises InvalidRequest, and Busy where the text workers
+    have too much to do for `tenant`."""
     many = dataclasses.replace(limits, context=HOPELESS * limits.context)
-    tokenize = partial(tokenize_in_worker, pool, kind, body, many, tenant, b"")
+    counted = limits if cuts else many
+
+    async def tokenize(layouts: Layouts) -> Tokenized:
+        try:
+            return await tokenize_in_worker(pool, kind, body, counted, tenant, carried, layouts)
+        except ContextLengthExceeded as error:
+            raise prompt_beyond(limits.context, f"more than {counted.context}", error.param or "") from None
+
     async with with_images(tokenize, images, many) as (found, held):
         if held is not None:
             held.release()

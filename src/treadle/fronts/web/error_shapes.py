@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ...errors import ContextLengthExceeded, TreadleError
+from ...errors import ContextLengthExceeded, ThreadUnsupported, TreadleError
 
 ErrorShape = Callable[[TreadleError], dict[str, Any]]
 
@@ -38,7 +38,10 @@ def anthropic_error(error: TreadleError, request_id: str | None = None) -> dict[
     """Return Anthropic's envelope, with the request's id where that is known."""
     other = "api_error" if error.http_status >= CLIENT_LEFT else "invalid_request_error"
     kind = ANTHROPIC_TYPES.get(error.http_status, other)
-    body = {"type": "error", "error": {"type": kind, "message": encodable(_anthropic_message(error))}}
+    inner: dict[str, Any] = {"type": kind, "message": encodable(_anthropic_message(error))}
+    if isinstance(error, ThreadUnsupported):
+        inner["details"] = {"error_code": error.code, "unsupported": [error.param]}
+    body = {"type": "error", "error": inner}
     return body if request_id is None else {**body, "request_id": request_id}
 
 

@@ -29,6 +29,7 @@ HTML = "text/html"
 CHAT, TEXT, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
 COUNT_TOKENS = f"{ANTHROPIC_PATH}/count_tokens"
 RESPONSE, COMPACT, STORED = "/v1/responses", "/v1/responses/compact", "/v1/responses/{response_id}"
+INPUT_TOKENS = "/v1/responses/input_tokens"
 FAILURES = {
     "400": "The request asks for something wrong: `error.param` names the field. Also: a prompt longer than the "
     "model's context, messages that the model's chat template refuses, more sequences than the server has places",
@@ -163,6 +164,7 @@ GOOD: dict[str, tuple[str, Schema]] = {
     COUNT_TOKENS: ("The tokens", {JSON: {"schema": ref("TokenCount")}}),
     RESPONSE: (RESPONDED, {JSON: {"schema": ref("Response")}, EVENTS: _named_events("ResponseEvent")}),
     COMPACT: ("The summary", {JSON: {"schema": ref("Compaction")}}),
+    INPUT_TOKENS: ("The tokens", {JSON: {"schema": ref("InputTokens")}}),
     STORED: ("The response", {JSON: {"schema": either(ref("Response"), ref("DeletedResponse"))}}),
     f"{STORED}/cancel": ("The response", {JSON: {"schema": ref("Response")}}),
     f"{STORED}/input_items": ("A page of items", {JSON: {"schema": ref("InputItems")}}),
@@ -183,6 +185,7 @@ MORE_FAILURES: dict[str, tuple[str, ...]] = {
     COUNT_TOKENS: BODY_FAILURES,
     RESPONSE: BODY_FAILURES,
     COMPACT: BODY_FAILURES,
+    INPUT_TOKENS: BODY_FAILURES,
     STORED: ("400", "404"),
     f"{STORED}/cancel": ("400", "404"),
     f"{STORED}/input_items": ("400", "404"),

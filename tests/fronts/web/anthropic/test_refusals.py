@@ -22,13 +22,14 @@ def user(*blocks: Any) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": list(blocks)}]}
 
 
-def check(client: Client, status: int, kind: str, *named: str) -> str:
+def check(client: Client, status: int, kind: str, *named: str, details: Any = None) -> str:
     """Check an error's shape; return its message."""
     assert client.status == status, client.body
     body = client.json
     assert set(body) == {"type", "error", "request_id"}
     assert body["type"] == "error"
-    assert set(body["error"]) == {"type", "message"}
+    assert set(body["error"]) == {"type", "message"} | ({"details"} if details else set())
+    assert body["error"].get("details") == details
     assert body["error"]["type"] == kind
     assert body["request_id"] == client.headers["request-id"] == client.headers["x-request-id"]
     text: str = body["error"]["message"]
@@ -119,6 +120,7 @@ FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"mcp_servers": [{"type": "url", "url": "http://x"}]}, "mcp_servers"),
     ({"mcp_servers": {}}, "mcp_servers"),
     ({"container": "c"}, "container"),
+    ({"compaction": {"type": "summarize"}}, "compaction is not supported here"),
 ]
 
 
@@ -129,6 +131,21 @@ async def test_each_field_is_refused_by_its_name(large: bool) -> None:
         for fields, name in FIELDS:
             body = {"messages": HI, "max_tokens": 5, **fields, **({"padding": LARGE} if large else {})}
             check(await f.post(PATH, body), 400, "invalid_request_error", name)
+
+
+@pytest.mark.parametrize("large", [False, True])
+@pytest.mark.parametrize("path", [PATH, COUNT])
+@pytest.mark.parametrize("thread", [{"type": "create"}, {"type": "continue", "previous_message_id": "msg_1"}, {}, "x"])
+@in_loop
+async def test_a_thread_is_refused_with_the_details_by_which_clients_send_everything(
+    thread: Any, path: str, large: bool
+) -> None:
+    async with front(context=100_000) as f:
+        body = {"messages": HI, "max_tokens": 5, **({"padding": LARGE} if large else {})}
+        assert (await f.post(path, {**body, "thread": None})).status == 200
+        client = await f.post(path, {**body, "thread": thread})
+        details = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+        check(client, 400, "invalid_request_error", "thread is not", "send all messages", details=details)
 
 
 @in_loop

@@ -166,7 +166,12 @@ async def test_models_have_the_tag_latest_or_none() -> None:
         ("/api/chat", {"messages": [{"role": "assistant", "tool_calls": 5}]}, "messages[0].tool_calls"),
         ("/api/chat", {"options": {"temperature": 9}}, "options.temperature"),
         ("/api/chat", {"stream": "yes"}, "stream"),
-        ("/api/chat", {"n": 2}, "n is not a field"),
+        ("/api/chat", {"options": {"mirostat": 1}}, "options.mirostat"),
+        ("/api/chat", {"options": "hot"}, "options"),
+        ("/api/chat", {"temperature": 9}, "temperature"),
+        ("/api/chat", {"top_p": "x"}, "top_p"),
+        ("/api/chat", {"max_output_tokens": 0}, "max_output_tokens"),
+        ("/api/generate", {"max_tokens": "x", "raw": True}, "max_tokens"),
         ("/api/generate", {"suffix": "x"}, "suffix"),
         ("/api/generate", {"context": [1]}, "context"),
         ("/api/generate", {"prompt": 5}, "prompt"),
@@ -175,7 +180,6 @@ async def test_models_have_the_tag_latest_or_none() -> None:
         ("/api/embed", {}, "input"),
         ("/api/embed", {"input": []}, "input"),
         ("/api/embed", {"input": [[1]]}, "input"),
-        ("/api/embed", {"input": "a", "pooling": "cls"}, "pooling is not a field"),
         ("/api/embeddings", {"prompt": ["a"]}, "prompt"),
         ("/api/embeddings", {"prompt": ""}, "prompt"),
     ],
@@ -188,6 +192,63 @@ async def test_bad_input_is_refused_in_its_shape(path: str, fields: dict[str, An
         assert client.status == 400
         assert place in client.json["error"]
         assert f.idle()
+
+
+UNKNOWN = [
+    ("/api/chat", {"messages": HI}, "prompt_eval"),
+    ("/api/generate", {"prompt": "hi"}, "raw_prompt"),
+    ("/api/generate", {"prompt": "hi", "raw": True}, "raw_text"),
+    ("/api/embed", {"input": "hi"}, "pooling"),
+    ("/api/embeddings", {"prompt": "hi"}, "pooled"),
+]
+
+
+@pytest.mark.parametrize("padding", ["", "x" * 20_000], ids=["small", "in a text worker"])
+@pytest.mark.parametrize(("path", "fields", "name"), UNKNOWN)
+@in_loop
+async def test_unknown_fields_and_options_are_ignored_and_logged_once(
+    path: str, fields: dict[str, Any], name: str, padding: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    own = name + ("_large" if padding else "")
+    body = {"model": "m", "stream": False, **fields, own: padding, "options": {f"no_{own}": 1, "num_gpu": 1}}
+    async with front() as f:
+        for _ in range(2):
+            client = await f.post(path, body)
+            assert client.status == 200, client.body
+    messages = [record.getMessage() for record in caplog.records if record.name.endswith("ollama.reports")]
+    names = [own] if "embed" in path else [own, f"options.no_{own}"]
+    assert [message.split("'")[1] for message in messages] == names
+
+
+@pytest.mark.parametrize("padding", ["", "x" * 20_000], ids=["small", "in a text worker"])
+@pytest.mark.parametrize("limit", ["max_output_tokens", "max_tokens"])
+@in_loop
+async def test_sampling_beside_the_options_counts_where_they_lack_it(limit: str, padding: str) -> None:
+    async with front(context=100_000) as f:
+        beside = {"temperature": 0.5, "top_p": 0.25, limit: 7, "stream": False}
+        for path, prompt in (
+            ("/api/chat", {"messages": [{"role": "user", "content": f"hi{padding}"}]}),
+            ("/api/generate", {"prompt": f"hi{padding}"}),
+            ("/api/generate", {"prompt": f"hi{padding}", "raw": True}),
+        ):
+            for options in ({}, {"options": {"seed": 1}}, {"options": {"temperature": None, "num_predict": None}}):
+                client = await f.post(path, {**prompt, **beside, **options})
+                assert client.status == 200, client.body
+                seen = f.runner.seen[-1]
+                assert (seen.sampling.temperature, seen.sampling.top_p, seen.max_tokens) == (0.5, 0.25, 7)
+            given = {"temperature": 0.75, "top_p": 1.0, "num_predict": 9}
+            assert (await f.post(path, {**prompt, **beside, "options": given})).status == 200
+            seen = f.runner.seen[-1]
+            assert (seen.sampling.temperature, seen.sampling.top_p, seen.max_tokens) == (0.75, 1.0, 9)
+
+
+@in_loop
+async def test_a_limit_beside_the_options_is_refused_by_its_name() -> None:
+    async with front(max_tokens=5) as f:
+        for path, prompt in (("/api/chat", {"messages": HI}), ("/api/generate", {"prompt": "hi", "raw": True})):
+            client = await f.post(path, {**prompt, "max_output_tokens": 9})
+            assert client.status == 400
+            assert client.json["error"].startswith("max_output_tokens is 9 and this server allows 5")
 
 
 @in_loop

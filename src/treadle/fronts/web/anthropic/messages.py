@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ....errors import InvalidRequest, UnsupportedParameter
+from ....errors import InvalidRequest, ThreadUnsupported, UnsupportedParameter
 from ....text import TextView
 from ....text.events import ends_with_call
 from ...answer_options import AnswerOptions
@@ -179,5 +179,15 @@ def _refuse_unserved(body: Conversation) -> None:
         )
     if body.container is not None:
         raise UnsupportedParameter("container is not supported here: leave it out", param="container")
+    if body.thread is not None:
+        raise ThreadUnsupported(
+            "thread is not supported here, as no conversation is held between requests: leave it out and send all "
+            "messages (a thread of Anthropic's SDKs does so with unsupported_request_behavior='continue_unthreaded')",
+            param="thread",
+        )
+    if body.compaction is not None:
+        raise UnsupportedParameter(
+            "compaction is not supported here: leave it out, and ask for a summary in a message", param="compaction"
+        )
     if body.model == "":
         raise InvalidRequest("model is empty: name the served model, or leave it out", param="model")

@@ -61,6 +61,8 @@ class Conversation(BaseModel):
         "Not served: only null or empty."
     )
     container: typed({"type": "null"}) = optional("Not served: only null.")  # type: ignore[valid-type]
+    thread: typed({"type": "null"}) = optional("Not served: only null.")  # type: ignore[valid-type]
+    compaction: typed({"type": "null"}) = optional("Not served: only null.")  # type: ignore[valid-type]
 
 
 class Messages(Conversation):

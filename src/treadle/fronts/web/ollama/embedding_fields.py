@@ -7,10 +7,10 @@ from typing import Any, ClassVar
 
 from ....errors import InvalidRequest
 from ..openai.embedding_fields import ParsedEmbedding
-from .requests import model_of, refuse_unknown
+from .requests import model_of, unknown_fields
 
 UNUSED = ("truncate", "options", "keep_alive")
-"""Fields that change nothing: an input that is too long is refused."""
+"""Fields that change nothing: an input that is too long is refused. Unknown fields are ignored too, and logged."""
 
 
 class OllamaEmbed(ParsedEmbedding):
@@ -21,7 +21,7 @@ class OllamaEmbed(ParsedEmbedding):
 
     def __init__(self, value: dict[str, Any]) -> None:
         self.began = time.monotonic()
-        refuse_unknown(value, self.fields)
+        self.unknown = unknown_fields({**value, "options": None}, self.fields)
         given = value.get(self.prompt_param)
         texts = given if isinstance(given, list) else [given]
         if not all(isinstance(text, str) for text in texts):
@@ -30,6 +30,10 @@ class OllamaEmbed(ParsedEmbedding):
         if not given:
             raise InvalidRequest(f"{self.prompt_param} is empty: give a text", param=self.prompt_param)
         super().__init__({"input": given, "model": model_of(value), "dimensions": value.get("dimensions")})
+
+    def outline(self, value: dict[str, Any]) -> dict[str, Any]:
+        known = {name: value[name] for name in self.fields if name in value and name not in UNUSED}
+        return {**dict.fromkeys(self.unknown), **super().outline(known)}
 
 
 class OlderEmbed(OllamaEmbed):
@@ -45,4 +49,4 @@ class OlderEmbed(OllamaEmbed):
         super().__init__(value)
 
     def outline(self, value: dict[str, Any]) -> dict[str, Any]:
-        return {**value, "prompt": "x"}
+        return {**dict.fromkeys(self.unknown), "model": value.get("model"), "prompt": "x"}

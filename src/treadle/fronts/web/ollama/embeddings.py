@@ -11,6 +11,7 @@ from ..openai.embeddings import EmbeddingsAnswer, numbers_of
 from ..openai.wire import encode
 from .answers import NS
 from .embedding_fields import OlderEmbed, OllamaEmbed
+from .reports import report_unknown
 
 EMBED, OLDER = "/api/embed", "/api/embeddings"
 
@@ -20,6 +21,12 @@ class OllamaEmbedAnswer(EmbeddingsAnswer):
 
     shape = OllamaEmbed
 
+    async def _parse(self, body: bytes, tenant: str) -> ParsedEmbedding:
+        parsed = await super()._parse(body, tenant)
+        assert isinstance(parsed, OllamaEmbed)
+        report_unknown(parsed.unknown)
+        return parsed
+
     def encoded(self, found: Embeddings, model: ServedModel, parsed: ParsedEmbedding) -> bytes:
         assert isinstance(parsed, OllamaEmbed)
         counts = {"load_duration": 0, "prompt_eval_count": found.prompt_tokens}
@@ -28,7 +35,7 @@ class OllamaEmbedAnswer(EmbeddingsAnswer):
         return b'{"embeddings":[' + vectors + b"]," + encode({"model": model.name, **total, **counts})[1:]
 
 
-class OlderEmbedAnswer(EmbeddingsAnswer):
+class OlderEmbedAnswer(OllamaEmbedAnswer):
     """The ASGI application of /api/embeddings."""
 
     shape = OlderEmbed

@@ -10,6 +10,7 @@ from ..body import Body
 from ..errors import send_json
 from ..parsed import ParsedRequest
 from .answers import encode_line, timestamp
+from .reports import report_unknown
 from .requests import ParsedOllama
 
 
@@ -19,6 +20,7 @@ class OllamaAnswer(Answer):
 
     async def respond(self, parsed: ParsedRequest, body: Body, scope: Scope, send: Send, record: RequestRecord) -> None:
         assert isinstance(parsed, ParsedOllama)
+        report_unknown(parsed.unknown)
         if not parsed.loads:
             await super().respond(parsed, body, scope, send, record)
             return

@@ -57,7 +57,7 @@ SHARED_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 CHAT_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "modalities": (["text"],),
     "audio": (),
-    "verbosity": ("medium",),
+    "verbosity": ("low", "medium", "high"),  # a hint
     "web_search_options": (),
     "moderation": (),
     "echo": (False,),

@@ -36,7 +36,8 @@ class ParsedOpenAi(ParsedRequest):
         self.model = body.model
         self.service_tier = check_tier(body.service_tier)
         self.stream = bool(body.stream)
-        self.include_usage = options is not None and bool(options.include_usage)
+        asked = (options and options.include_usage, body.usage and body.usage.include)
+        self.include_usage = any(asked)
         self.skip_special_tokens = body.skip_special_tokens is not False
         self.return_token_ids = bool(body.return_token_ids)
 

@@ -81,6 +81,12 @@ class StreamOptions(Strict):
     continuous_usage_stats: Any = neutral_only("Only false.", False)
 
 
+class UsageFields(Strict):
+    """OpenRouter's object. A whole answer has its usage in any case."""
+
+    include: bool | None = optional("True: a stream ends with a chunk that holds the usage.")
+
+
 class OptionFields(Strict):
     """Ollama's names for sampling. A field of the request itself wins over its namesake here."""
 
@@ -104,6 +110,7 @@ class Generate(Sampling):
     model: str | None = optional("The served model's name; left out, it is the served model.")
     stream: bool | None = optional("Answer with server-sent events while the text is generated.")
     stream_options: StreamOptions | None = optional("What a stream adds; ignored without `stream: true`.")
+    usage: UsageFields | None = optional("OpenRouter's form of `stream_options.include_usage`: `include`.")
     max_tokens: TokenCount | None = optional(
         "The most tokens to generate; never more than the context and the server's cap leave: the default."
     )

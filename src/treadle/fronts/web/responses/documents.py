@@ -88,6 +88,10 @@ RESPONSES: dict[str, Schema] = {
             "usage": ref("ResponseUsage"),
         },
     ),
+    "InputTokens": shape(
+        "The number of tokens of a response's input, as its usage would have it.",
+        {"object": {"type": "string", "const": "response.input_tokens"}, "input_tokens": COUNT},
+    ),
     "DeletedResponse": shape(
         "The response is deleted.",
         {"id": STRING, "object": {"type": "string", "const": "response"}, "deleted": {"type": "boolean"}},
@@ -109,6 +113,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
         "answer": {"input": "Write a short poem about weaving."},
         "stream": {"input": "Write a short poem about weaving.", "stream": True},
     },
+    "/v1/responses/input_tokens": {"answer": {"input": "Write a short poem about weaving."}},
     "/v1/responses/compact": {
         "answer": {
             "input": [

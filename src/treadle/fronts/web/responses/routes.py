@@ -1,4 +1,4 @@
-"""Routes of responses: the ones that generate, and those of stored responses."""
+"""Routes of responses: the ones that generate, the one that counts, and those of stored responses."""
 
 from __future__ import annotations
 
@@ -24,17 +24,20 @@ from ....text import TextView
 from ...generation.life import begin
 from ...generation.prompts import Prompts
 from ...generation.request import GenerationRequest
+from ...media.parts import check_images
 from ...prepared import PreparedPrompts
 from ...served_models import ServedModel
 from ...text_jobs import TextJobRunner
-from ...validate import Limits, ValidatedRequest
+from ...validate import HOPELESS, Limits, ValidatedRequest, check_size
 from ..answer import Answer, RouteContext
 from ..body import Body
+from ..body_jobs import count_in_worker
 from ..errors import send_json
 from ..guard import caller_of
 from ..parsed import ParsedRequest
 from ..sse import AsgiResponse, EventStream, while_connected
 from .documents import LIST_QUERY, MAX_LISTED, RETRIEVE_QUERY
+from .input_tokens import ParsedInputTokens
 from .parsed import ParsedResponse
 from .sessions import BackgroundRun, Sessions
 from .store import ResponseNotFound, StoredResponse
@@ -48,7 +51,7 @@ PATH = "/v1/responses/{response_id:stored_response}"
 class ResponseId(Convertor[str]):
     """Id of a response in a path: anything but the name of another route."""
 
-    regex = "(?!compact(?:/|$))[^/]+"
+    regex = "(?!(?:compact|input_tokens)(?:/|$))[^/]+"
 
     def convert(self, value: str) -> str:
         return value
@@ -129,6 +132,38 @@ class ResponsesAnswer(Answer):
         finally:
             self._sessions.finish(run)
             log.debug("the response %s has ended in the background", run.stored.id)
+
+
+class InputTokensAnswer(Answer):
+    """The ASGI application of the route that counts the tokens of an input. Nothing is generated, and no place is
+    taken: it works before the engine is ready, once the model's text side is loaded."""
+
+    def __init__(self, server: RouteContext, sessions: Sessions) -> None:
+        super().__init__(server, ParsedInputTokens)
+        self._sessions = sessions
+
+    async def respond(self, parsed: ParsedRequest, body: Body, scope: Scope, send: Send, record: RequestRecord) -> None:
+        assert isinstance(parsed, ParsedInputTokens)
+        caller = caller_of(scope)
+        caller.account.check(self.now())
+        model = self.models.get(parsed.model)
+        text, limits = model.text(), model.limits()
+        parsed.check_against(limits)
+        with self._sessions.begin(parsed, "", caller.tenant_digest):
+            check_images(parsed.image_places, text.images, limits.no_images, HOPELESS * limits.context)
+            check_size(parsed.size(text), 1, limits, parsed.prompt_param)
+            record.prompt_tokens = await count_in_worker(
+                model.texts.pool,
+                parsed.kind,
+                body.data,
+                limits,
+                caller.tenant,
+                partial(self.images_for, caller),
+                carried=parsed.carried,
+                cuts=parsed.cuts,
+            )
+        counted = {"object": "response.input_tokens", "input_tokens": record.prompt_tokens}
+        await send_json(send, 200, msgspec.json.encode(counted))
 
 
 @dataclass(frozen=True)

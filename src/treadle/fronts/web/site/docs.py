@@ -25,6 +25,7 @@ from ....errors import (
     RequestTooLarge,
     ServerStopping,
     StepFailed,
+    ThreadUnsupported,
     TooManyWrongKeys,
     TreadleError,
     UnsupportedParameter,
@@ -46,6 +47,7 @@ HALF = 44  # characters of a code block's line, beside an answer
 ERRORS: dict[type[TreadleError], str] = {
     InvalidRequest: "The request is malformed, or a value is out of range: `param` names the field.",
     UnsupportedParameter: "A known field asks for something that this server does not do.",
+    ThreadUnsupported: "No conversation is held between requests of Anthropic's Messages: send all messages.",
     InvalidGrammar: "The engine can't follow the request's grammar, or follows none: use another, or leave it out.",
     ContextLengthExceeded: "The prompt, or prompt plus completion, is longer than the model's context.",
     NotAuthenticated: "The API key is missing or wrong.",

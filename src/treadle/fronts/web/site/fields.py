@@ -35,7 +35,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "frequency_penalty",
         "logit_bias",
     ),
-    "Streaming": ("stream", "stream_options"),
+    "Streaming": ("stream", "stream_options", "usage"),
     "Tools": ("tools", "tool_choice", "parallel_tool_calls", "functions", "function_call"),
     "Structured output": ("response_format", "structured_outputs", "close_at_limit"),
     "Reasoning": ("reasoning_effort", "include_reasoning", "enable_thinking", "thinking_token_budget"),
@@ -97,17 +97,22 @@ OWN_GROUPS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     },
 }
 """Fields of a dialect whose group is another one than in chats, or that chats do not have, by path and title."""
-SAME_GROUPS = {"/v1/messages/count_tokens": "/v1/messages", "/v1/responses/compact": "/v1/responses"}
+SAME_GROUPS = {
+    "/v1/messages/count_tokens": "/v1/messages",
+    "/v1/responses/compact": "/v1/responses",
+    "/v1/responses/input_tokens": "/v1/responses",
+}
 OTHERS = "Other fields"
 IDLE = "Accepted without effect"
 IDLE_FIELDS: Mapping[str, Collection[str]] = {
     "/v1/chat/completions": {*HARMLESS, *CHAT_NEUTRAL},
     "/v1/completions": {*HARMLESS, *COMPLETION_NEUTRAL},
     "/v1/embeddings": {"user"},
-    "/v1/messages": {"mcp_servers", "container"},
-    "/v1/messages/count_tokens": {"mcp_servers", "container"},
+    "/v1/messages": {"mcp_servers", "container", "thread", "compaction"},
+    "/v1/messages/count_tokens": {"mcp_servers", "container", "thread", "compaction"},
     "/v1/responses": {*RESPONSE_HARMLESS, *RESPONSE_NEUTRAL},
     "/v1/responses/compact": {*RESPONSE_HARMLESS, *RESPONSE_NEUTRAL},
+    "/v1/responses/input_tokens": {*RESPONSE_HARMLESS, *RESPONSE_NEUTRAL},
 }
 """Fields without effect: they are ignored, or accepted only at their neutral value."""
 HEADS = '<thead><tr><th scope="col">field</th><th scope="col">type</th><th scope="col">meaning</th></tr></thead>'
