@@ -213,19 +213,13 @@ def test_a_correction_that_no_longer_fits_is_busy_and_keeps_the_estimate() -> No
     assert it.tokens == 50
 
 
-@pytest.mark.parametrize(
-    ("rows", "error", "words"),
-    [
-        (1, ContextLengthExceeded, "maximum context length is 100 tokens. However, you requested 101 tokens"),
-        (2, InvalidRequest, "may come to 101 tokens and this server holds 100"),
-    ],
-)
-def test_a_correction_that_can_never_fit_says_so(rows: int, error: type[InvalidRequest], words: str) -> None:
+@pytest.mark.parametrize("rows", [1, 2])
+def test_a_correction_that_can_never_fit_says_so(rows: int) -> None:
     it = gate(tokens=100)
     lease = enter(it, rows=rows, tokens=50)
-    with pytest.raises(error, match=words) as refusal:
+    words = "maximum context length is 100 tokens. However, you requested 101 tokens"
+    with pytest.raises(ContextLengthExceeded, match=words):
         it.resize(lease, tokens=101, now=0.0)
-    assert type(refusal.value) is error
     assert it.tokens == 50
     assert it.statistics()["refused"] == {"too_long": 1}
 

@@ -101,6 +101,20 @@ def test_parts_without_a_finite_value_are_left_out(
     assert {random_text(made, seed) for seed in range(5)}
 
 
+@pytest.mark.parametrize("rest", [{}, {"additionalProperties": False}])
+@pytest.mark.parametrize("others", [{}, {"^b": SELF}])
+def test_a_required_name_may_match_a_pattern(rest: dict[str, Any], others: dict[str, Any]) -> None:
+    item = {"type": "object", "patternProperties": {"^x-": {"enum": ["a"]}, **others}, "required": ["x-id"], **rest}
+    made = grammar("json_schema", {"type": "array", "items": item, "$defs": DEFINITIONS})
+    assert accepts(made, '[{"x-id":"a"}]')
+    assert not accepts(made, "[{}]")
+    with pytest.raises(InvalidRequest, match="allows no finite value"):
+        grammar(
+            "json_schema",
+            {**item, "patternProperties": {"^x-": SELF}, "additionalProperties": False} | {"$defs": DEFINITIONS},
+        )
+
+
 def test_a_regex_matches_the_whole_text() -> None:
     made = grammar("regex", r"\d{3}-[a-z]+")
     assert accepts(made, "123-ab")

@@ -25,9 +25,9 @@ def too_big(seq: Sequence, capacity: int) -> Finish:
 
 
 def over_capacity(tokens: int, capacity: int) -> str:
-    """Return the message for a sequence that may come to more `tokens` than the cache holds."""
+    """Return the message for sequences that may come to more `tokens` than the cache holds."""
     return beyond_context(
         capacity,
-        f"you requested {tokens} tokens in the messages and completion. Please reduce the length of the messages or "
-        f"completion, or raise the server's --memory: it holds {capacity} tokens.",
+        f"you requested {tokens} tokens in all. Please reduce the length of the messages or completion, or raise the "
+        f"server's --memory: it holds {capacity} tokens.",
     )

@@ -172,11 +172,7 @@ class Gate:
         limit = self.limits.tokens
         if limit and tokens > limit:
             self.refuse(Refusal.TOO_LONG)
-            if lease.rows == 1:
-                raise ContextLengthExceeded(over_capacity(tokens, limit))
-            raise InvalidRequest(
-                f"the request may come to {tokens} tokens and this server holds {limit}: ask for fewer"
-            )
+            raise ContextLengthExceeded(over_capacity(tokens, limit))
         if limit and tokens > lease.tokens and others + tokens > limit:
             raise self._busy(Refusal.TOKENS, lease.arrival, lease.asked, tokens, now)
         self._capacity.tokens = others + tokens

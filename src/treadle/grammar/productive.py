@@ -90,8 +90,13 @@ def _has_other_type(schema: dict[str, Any]) -> bool:
 
 
 def _object_is_finite(schema: dict[str, Any], finite: set[str]) -> bool:
-    properties, rest = schema.get("properties", {}), schema.get("additionalProperties", True)
-    return all(_is_finite(properties.get(name, rest), finite) for name in schema.get("required", ()))
+    """Whether all required properties have a value. Of a name that is not listed it is not found out which patterns it
+    matches: one of them with a value is enough."""
+    properties, required = schema.get("properties", {}), schema.get("required", ())
+    others = [schema.get("additionalProperties", True), *schema.get("patternProperties", {}).values()]
+    if any(name not in properties for name in required) and not any(_is_finite(part, finite) for part in others):
+        return False
+    return all(_is_finite(properties[name], finite) for name in required if name in properties)
 
 
 def _array_is_finite(schema: dict[str, Any], finite: set[str]) -> bool:

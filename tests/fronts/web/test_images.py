@@ -338,7 +338,7 @@ def url(text: str) -> dict[str, Any]:
         refused(chat({"type": "image_url", "image_url": 5}), "a number", "messages[0].content[0].image_url"),
         refused(chat(text("x"), {"type": "video_url", "video_url": {}}), "'video_url'", "messages[0].content[1].type"),
         refused(chat({"type": "input_audio", "input_audio": {}}), "'input_audio'", "messages[0].content[0].type"),
-        refused(chat(*[url_part()] * 5000), "5000 images are at least 5000 tokens"),
+        refused(chat(*[url_part()] * 5000), "your 5000 images have at least 5000 tokens"),
         refused(chat(url_part(), *[url_part(png(64, 64, seed)) for seed in range(70)]), "4096", ""),
     ],
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ...errors import ContextLengthExceeded, InvalidRequest, UnsupportedParameter
+from ...errors import ContextLengthExceeded, InvalidRequest, UnsupportedParameter, beyond_context
 from ...text.images import AnySettings, ImageSource
 from ..field_checks import checked, one_of, require_type
 from ..validate import Limits, check_size
@@ -62,7 +62,7 @@ def check_images(places: Sequence[str], settings: AnySettings | None, reason: st
     least = settings.least_tokens * len(places)
     if least > context:
         raise ContextLengthExceeded(
-            f"{len(places)} images are at least {least} tokens and the model's context is {context}: send fewer",
+            beyond_context(context, f"your {len(places)} images have at least {least} tokens. Please send fewer."),
             param=places[0],
         )
 

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import msgspec
 
 from ...core.messages import Image
-from ...errors import ContextLengthExceeded, InvalidRequest, ServerStopping
+from ...errors import ContextLengthExceeded, InvalidRequest, ServerStopping, beyond_context
 from ...media.pixels_memory import Pixels
 from ...text.images import AnySettings, Layout
 from ...text.images.prompt import PlacedImage
@@ -290,10 +290,13 @@ class _Total:
         """Count an image. Raises ContextLengthExceeded."""
         self._tokens += self._settings.text(layout).count(self._settings.token)
         if self._tokens > self._context * self._prompts:
-            each = f" for each of {self._prompts} inputs" if self._prompts > 1 else ""
+            each = f", for {self._prompts} inputs" if self._prompts > 1 else ""
             raise ContextLengthExceeded(
-                f"the images up to {at} have {self._tokens} tokens and the model's context is {self._context}{each}: "
-                "send fewer or smaller ones, or with detail low",
+                beyond_context(
+                    self._context,
+                    f"your images up to {at} have {self._tokens} tokens{each}. Please send fewer or smaller ones, or "
+                    "with detail low.",
+                ),
                 param=at,
             )
 

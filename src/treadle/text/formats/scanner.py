@@ -44,9 +44,9 @@ class Markers:
         self._whole = re.compile("|".join(map(re.escape, unique)) or "(?!)")
         self._part = re.compile(rf"(?:{'|'.join(map(re.escape, sorted(prefixes, key=len, reverse=True))) or '(?!)'})\Z")
 
-    def find(self, text: str, start: int) -> re.Match[str] | None:
-        """Return the first marker in `text` from `start` on."""
-        return self._whole.search(text, start)
+    def find(self, text: str, start: int, last: int | None = None) -> re.Match[str] | None:
+        """Return the first marker in `text` that begins at `start` or behind, and at `last` at the latest."""
+        return self._whole.search(text, start, len(text) if last is None else last + self._longest)
 
     def safe_end(self, text: str, start: int) -> int:
         """Return where a proper prefix of a marker at the end of `text` begins; the text's length if there is none."""
@@ -230,7 +230,7 @@ class Scanner:
         """Pass text to `sink` up to a marker, and consume and return the marker; None at the end of the text."""
         while True:
             end = self._end()
-            match = markers.find(self._text, self._at)
+            match = markers.find(self._text, self._at, end)
             if match is not None and match.start() <= end:
                 self._pass(match.start(), sink)
                 return self.advance(len(match.group()))

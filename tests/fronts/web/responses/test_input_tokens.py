@@ -139,6 +139,7 @@ async def test_the_official_sdk_counts() -> None:
     ):
         counted = await client.responses.input_tokens.count(model="m", input="hi", tools=tools)
         found = await client.responses.create(model="m", input="hi", tools=tools)
+        least = await client.responses.input_tokens.count(input="hi", tools=tools, personality="friendly")
     assert counted.object == "response.input_tokens"
     assert found.usage is not None
-    assert counted.input_tokens == found.usage.input_tokens
+    assert counted.input_tokens == least.input_tokens == found.usage.input_tokens

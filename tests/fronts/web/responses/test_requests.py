@@ -40,7 +40,6 @@ CUSTOM = {"type": "custom", "name": "p"}
 @pytest.mark.parametrize(
     ("fields", "param", "says"),
     [
-        ({"model": None}, "model", "model is null"),
         ({"input": None}, "input", "give a text"),
         ({"input": []}, "input", "empty"),
         ({"input": 3}, "input", "a number"),
@@ -112,10 +111,10 @@ async def test_a_wrong_field_is_refused_by_name(fields: dict[str, Any], param: s
 
 
 @in_loop
-async def test_a_missing_model_and_an_unknown_one_are_refused() -> None:
+async def test_a_missing_model_is_the_served_one_and_an_unknown_one_is_refused() -> None:
     async with answering("Hello.") as f:
         client = await f.post(PATH, {"input": "hi"})
-        assert (client.status, client.json["error"]["param"]) == (400, "model")
+        assert (client.status, client.json["model"]) == (200, "m")
         client = await f.post(PATH, {"model": "other", "input": "hi"})
         assert (client.status, client.json["error"]["code"]) == (404, "model_not_found")
 

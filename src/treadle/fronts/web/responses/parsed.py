@@ -51,7 +51,7 @@ class Facts(msgspec.Struct, omit_defaults=True):
     repeat the request, as JSON without braces. `items` and `ids` are its input, where it is stored; `references` are
     ids of stored items in it. `compacts`: the answer is a summary."""
 
-    model: str
+    model: str | None
     params: RawParams
     service_tier: str | None = None
     stream: bool = False
@@ -252,7 +252,7 @@ def _facts(body: ResponseFields, items: Sequence[Item], tools: Tools, reasoning:
     if body.background and not store:
         raise InvalidRequest("background needs store: leave out store, or send true", param="background")
     return Facts(
-        model=body.model[:MAX_NAME_CHARS],
+        model=None if body.model is None else body.model[:MAX_NAME_CHARS],
         params=_params(body, include),
         service_tier=check_tier(body.service_tier),
         stream=bool(body.stream),

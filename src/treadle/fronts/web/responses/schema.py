@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pydantic import Field, create_model
+from pydantic import create_model
 
 from ...validate import MAX_TOP_LOGPROBS
 from ..fields import (
@@ -34,7 +34,7 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "context_management": ([],),
     "moderation": (),
 }
-HARMLESS = ("prompt_cache_retention", "prompt_cache_options", "client_metadata")
+HARMLESS = ("prompt_cache_retention", "prompt_cache_options", "client_metadata", "personality")
 
 
 class StreamingOptions(Strict):
@@ -46,7 +46,7 @@ class StreamingOptions(Strict):
 class ResponseFields(Sampling):
     """Body of a request for a response."""
 
-    model: str = Field(description="The served model's name.")
+    model: str | None = optional("The served model's name, which is the default.")
     input: Input = optional("The conversation: a text of the user, or items, oldest first.")
     instructions: str | None = optional("A system turn before everything else. Not carried over to the next response.")
     previous_response_id: str | None = optional("A stored response: `input` goes on behind its input and output.")
