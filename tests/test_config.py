@@ -227,6 +227,10 @@ def test_none_is_a_value_where_a_setting_may_be_left_open() -> None:
         ("start_timeout", 0, "start_timeout must be above 0"),
         ("max_tokens", 0, "max_tokens must be above 0"),
         ("context", -5, "context must be above 0"),
+        ("context", 10**20, "context is out of range: give 9223372036854775807 at most"),
+        ("threads", -(10**20), "threads is out of range"),
+        ("stall", 10**400, "stall is out of range"),
+        ("memory", "999999999999T", "memory is out of range"),
         ("memory", 0, "memory must be above 0"),
         ("threads", 0, "threads must be above 0"),
         ("memory", "0GiB", "memory must be above 0"),
@@ -499,13 +503,32 @@ def test_settings_are_equal_however_they_were_written() -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "message"), [(b"port =", "is not valid TOML"), (b"\xff\xfe", "can't read the settings file")]
+    ("content", "message"),
+    [
+        (b"port =", "is not valid TOML"),
+        (b"port = " + b"1" * 5000, "is not valid TOML"),
+        (b"\xff\xfe", "can't read the settings file"),
+    ],
 )
 def test_a_file_that_is_not_toml(tmp_path: Path, content: bytes, message: str) -> None:
     file = tmp_path / "treadle.toml"
     file.write_bytes(content)
     with pytest.raises(ConfigError, match=message):
         Settings.from_file(file)
+
+
+def test_the_home_folder_may_be_a_tilde_in_a_file_and_in_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No shell reads either of them."""
+    monkeypatch.setenv("HOME", "/home/me")
+    file = tmp_path / "treadle.toml"
+    file.write_text('api-keys = "~/keys.toml"\nchat-template = "~nobody-here/t.jinja"\n')
+    settings = Settings.from_file(
+        file, {"grpc_cert": Path("~/cert.pem"), "grpc_key": Path("~/key.pem"), "grpc_port": 0}
+    )
+    assert (settings.api_keys, settings.grpc_cert) == (Path("/home/me/keys.toml"), Path("/home/me/cert.pem"))
+    assert settings.chat_template == Path("~nobody-here/t.jinja")
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
+import os
 import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
@@ -30,6 +31,7 @@ KINDS = {"bool": "true or false", "int": "a whole number", "float": "a number", 
 SIZES = ("memory", "max_body_bytes", "response_store")  # bytes, or text such as 8GiB
 LEAST_MEMORY = 1 << 20  # a smaller number is a size without its unit
 LEAST_SPARSE = 512
+MAX_INTEGER = 2**63 - 1
 MAX_KEY_CHARS = 512
 MAX_FILE_BYTES = 1 << 20
 API_KEY = re.compile(f"[!-~]{{1,{MAX_KEY_CHARS}}}")  # visible ASCII, the characters that a header can carry
@@ -133,6 +135,9 @@ class Settings:
         for name in ("host", "grpc_host"):
             if (given := getattr(self, name)) is not None:
                 object.__setattr__(self, name, bindable(given))
+        for name, given in {**vars(self)}.items():
+            if isinstance(given, Path):  # ~ in a file, or in a service's environment, has been through no shell
+                object.__setattr__(self, name, Path(os.path.expanduser(given)))
         with spelled(self.spelling):
             self._check()
 
@@ -215,7 +220,7 @@ class Settings:
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else error
             raise ConfigError(f"can't read the settings file {path}: {reason}") from error
-        except (tomllib.TOMLDecodeError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:  # ValueError: a number of thousands of digits
             raise ConfigError(f"{path} is not valid TOML: {error}") from error
         _check_known(values, cls.fields(), str(path))
         given = {_key(name): value for name, value in (overrides or {}).items()}
@@ -352,11 +357,12 @@ def _convert(name: str, annotation: str, value: Any) -> Any:
     if value is None and "None" in kinds:
         return None
     if name in SIZES and isinstance(value, str):
-        return _bytes(name, value)
+        return _bounded(name, _bytes(name, value))
     if isinstance(value, bool):
         fits = "bool" in kinds
     elif isinstance(value, int):
         fits = bool(kinds & {"int", "float"})
+        value = _bounded(name, value)
         value = float(value) if fits and "int" not in kinds else value
     elif isinstance(value, float):
         fits = "float" in kinds and math.isfinite(value)
@@ -368,6 +374,13 @@ def _convert(name: str, annotation: str, value: Any) -> Any:
     if not fits:
         expected = " or ".join(KINDS[kind] for kind in sorted(kinds - {"None"}))
         raise ConfigError(f"`{name}` must be {expected}, not {value!r}", param=name)
+    return value
+
+
+def _bounded(name: str, value: int) -> int:
+    """Return `value`. Raises ConfigError for one that the engine's process could not be sent."""
+    if abs(value) > MAX_INTEGER:
+        raise ConfigError(f"`{name}` is out of range: give {MAX_INTEGER} at most", param=name)
     return value
 
 

@@ -42,6 +42,13 @@ def test_a_key_is_printed_once_and_kept_as_a_hash(tmp_path: Path) -> None:
     assert keys("list", env=env).stdout == ""
 
 
+def test_the_variable_may_begin_with_a_tilde(tmp_path: Path) -> None:
+    """An environment file of systemd is read by no shell."""
+    env = {"TREADLE_API_KEYS": "~/keys.toml", "HOME": str(tmp_path)}
+    assert keys("add", "alice", env=env).returncode == 0
+    assert [key.name for key in read(tmp_path / "keys.toml")] == ["alice"]
+
+
 def test_a_key_of_ones_own_comes_on_standard_input(tmp_path: Path) -> None:
     path = tmp_path / "keys.toml"
     added = keys("add", "own", "--stdin", "--api-keys", str(path), given=f"{OWN}\n")

@@ -1011,6 +1011,8 @@ async def test_the_status_of_what_waits_and_runs():
         assert (admission["running"], admission["waiting"], admission["oldest_wait_s"]) == (1, 1, 2.0)
         assert [request["phase"] for request in status["requests"]] == ["waiting", "decode"]
         assert {request["id"] for request in status["requests"]} == {"req-1"}
+        of = {tenant: len(status_of(scene.client, tenant)["requests"]) for tenant in ("", "key a")}
+        assert of == {"": 2, "key a": 0}, "its requests are of the tenant without a name"
         assert (status["engine"]["last_step"], status["engine"]["last_heard_s"]) == (1, 2.0)
         assert status["engine"]["statistics"]["steps"] == 1
         assert status["capabilities"]["context"] == CAN.context

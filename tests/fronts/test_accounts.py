@@ -127,12 +127,10 @@ def test_sequences_at_once() -> None:
     clock = Clock()
     it = account(clock, max_running=2)
     with it.serve(record("a"), rows=2, tokens=1, clock=clock):
-        assert it.ids == {"a"}
         assert it.usage().running == 2
         with pytest.raises(RateLimited, match="has 2 sequences, of 2"):
             it.check(clock.now)
     assert it.usage().running == 0
-    assert not it.ids
     with pytest.raises(InvalidRequest, match="asks for 3 sequences and this API key may run 2") as raised:
         it.check(clock.now, rows=3)
     assert raised.value.param == "n"
@@ -209,3 +207,24 @@ def test_new_limits_hold_from_now_on_and_the_same_change_nothing() -> None:
     it.limit(KeyLimits(), clock.now)
     for _ in range(100):
         served(it, clock)
+
+
+def test_a_change_of_one_limit_forgives_nothing() -> None:
+    clock = Clock()
+    it = account(clock, requests_per_minute=3, tokens_per_minute=600)
+    served(it, clock, prompt=500, answer=300)
+    it.limit(KeyLimits(requests_per_minute=3, tokens_per_minute=600, max_running=4), clock.now)
+    left = dict(it.headers(clock.now))
+    assert (left[b"x-ratelimit-remaining-requests"], left[b"x-ratelimit-reset-tokens"]) == (b"2", b"80000ms")
+    it.limit(KeyLimits(requests_per_minute=5, tokens_per_minute=700), clock.now)
+    left = dict(it.headers(clock.now))
+    assert left[b"x-ratelimit-remaining-requests"] == b"4", "a rise adds its difference"
+    with pytest.raises(RateLimited) as raised:
+        it.check(clock.now)
+    assert raised.value.retry_after_s == pytest.approx(101 * 60 / 700), "the overdraft of 200, less the rise"
+    it.limit(KeyLimits(requests_per_minute=2, tokens_per_minute=70), clock.now)
+    left = dict(it.headers(clock.now))
+    assert left[b"x-ratelimit-remaining-requests"] == b"2", "a cut leaves what fits"
+    with pytest.raises(RateLimited) as raised:
+        it.check(clock.now)
+    assert raised.value.retry_after_s == pytest.approx(101 * 60 / 70), "and no debt but what there was"

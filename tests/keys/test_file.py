@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import resource
+import signal
 import stat
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -168,8 +171,96 @@ def test_a_disk_that_is_full_leaves_the_file_as_it_was(tmp_path: Path, monkeypat
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(os, "replace", full)
-    with pytest.raises(ConfigError, match="No space left"):
-        remove(path, "alice")
-    assert len(read(path)) == 1
+    before = path.read_text()
+    monkeypatch.setattr(os, "fsync", full)
+    for edit in (lambda: remove(path, "alice"), lambda: add(path, Key("bob", B))):
+        with pytest.raises(ConfigError, match=f"can't write {path}: No space left"):
+            edit()
+        assert path.read_text() == before
+        assert [entry.name for entry in tmp_path.iterdir()] == ["keys.toml"]
+
+
+def test_a_full_file_system_cuts_no_key_off(tmp_path: Path) -> None:
+    """A limit of file sizes fails the write half-way, as a full disk does."""
+    path = tmp_path / "keys.toml"
+    add(path, Key("alice", A))
+    before = path.read_text()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 20, limits[1]))
+    try:
+        with pytest.raises(ConfigError, match="can't write"):
+            add(path, Key("bob", B))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert path.read_text() == before
+
+
+def _made_by_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let new files seem to belong to another user than the old ones: root's, of a service's file."""
+    of = os.fstat
+
+    def fstat(handle: int) -> os.stat_result:
+        found = of(handle)
+        return os.stat_result((*found[:4], found.st_uid + 1, found.st_gid + 1, *found[6:]))
+
+    monkeypatch.setattr(os, "fstat", fstat)
+
+
+def test_the_file_keeps_its_owner_so_that_the_server_can_read_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`sudo treadle keys remove` on the file of a service's user."""
+    path = tmp_path / "keys.toml"
+    add(path, Key("alice", A))
+    given: list[tuple[int, int]] = []
+    monkeypatch.setattr(os, "fchown", lambda handle, user, group: given.append((user, group)))
+    _made_by_another(monkeypatch)
+    add(path, Key("bob", B))
+    remove(path, "alice")
+    assert given == [(path.stat().st_uid, path.stat().st_gid)] * 2
+    assert [key.name for key in read(path)] == ["bob"]
+
+
+def test_a_file_that_would_change_its_owner_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "keys.toml"
+    add(path, Key("alice", A))
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "fchown", refuse)
+    _made_by_another(monkeypatch)
+    for edit in (lambda: remove(path, "alice"), lambda: add(path, Key("bob", B))):
+        with pytest.raises(ConfigError, match=f"belongs to the user {path.stat().st_uid} .* run this as that user"):
+            edit()
+    assert [key.name for key in read(path)] == ["alice"]
     assert [entry.name for entry in tmp_path.iterdir()] == ["keys.toml"]
+
+
+def test_adding_writes_only_what_can_be_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "keys.toml"
+    inline = f'keys = {{alice = {{sha256 = "{A.hex()}"}}}}\n'
+    path.write_text(inline)
+    with pytest.raises(ConfigError, match=r"not edited here: write each key as a table \[keys.NAME\]"):
+        add(path, Key("bob", B))
+    monkeypatch.setattr(files, "MAX_KEYS", 1)
+    with pytest.raises(ConfigError, match="holds 1 keys, as many as it may: remove one first"):
+        add(path, Key("bob", B))
+    assert path.read_text() == inline
+
+
+def test_ends_of_lines_stay_as_they_are(tmp_path: Path) -> None:
+    path = tmp_path / "keys.toml"
+    path.write_bytes(b"# ours\r\n" + ALICE.replace("\n", "\r\n").encode())
+    add(path, Key("bob", B))
+    remove(path, "alice")
+    assert path.read_bytes().startswith(b"# ours\r\n[keys.bob]\n")
+
+
+def test_keys_added_at_once_are_all_kept(tmp_path: Path) -> None:
+    path = tmp_path / "keys.toml"
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda i: add(path, Key(f"k{i}", digest(b"%d" % i))), range(40)))
+    assert {key.name for key in read(path)} == {f"k{i}" for i in range(40)}

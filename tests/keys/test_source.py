@@ -42,6 +42,26 @@ def test_a_server_that_nobody_could_use_does_not_start(tmp_path: Path) -> None:
 
 
 @in_loop
+async def test_one_key_in_both_places_is_refused_so_that_its_removal_revokes_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As `use` in the file and with all rights as --api-key, it would get the latter when it is removed."""
+    path = tmp_path / "keys.toml"
+    add(path, Key("carol", digest(b"c")))
+    with pytest.raises(ConfigError, match=f"`api_key` is 'carol' of {path}, .* unset it, or remove 'carol' with"):
+        KeySource("c", path)
+    add(path, Key("alice", digest(b"a")))
+    remove(path, "carol")
+    source = KeySource("c", path)
+    add(path, Key("carol", digest(b"c")))
+    remove(path, "alice")
+    await source.reload_if_changed(aside)
+    assert [key.name for key in source.ring] == ["api-key", "alice"], "the keys read before"
+    (line,) = caplog.messages
+    assert "until it is mended: the key of --api-key is 'carol' of" in line
+
+
+@in_loop
 async def test_a_changed_file_is_read_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     path = tmp_path / "keys.toml"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -83,7 +84,7 @@ def remove_key(name: Name, file: File = None) -> None:
 def _path(file: Path | None) -> Path:
     if file is None:
         raise ConfigError(f"which keys file? give --api-keys FILE, or set {FILE_VARIABLE}", param="api_keys")
-    return file
+    return Path(os.path.expanduser(file))  # no shell has read the variable
 
 
 def _key_from_stdin() -> str:

@@ -15,8 +15,9 @@ from .deaths import Cause
 from .generation import Generation
 
 
-def status_of(client: EngineClient) -> dict[str, Any]:
-    """Return admission, live requests, the engine's last statistics and their age in seconds."""
+def status_of(client: EngineClient, tenant: str | None = None) -> dict[str, Any]:
+    """Return admission, live requests, the engine's last statistics and their age in seconds. With `tenant` the
+    requests are those of this tenant alone: ids may be its clients' choice, and so another tenant's too."""
     now = client.clock()
     health = client.health()
     generations = client.dispatch.generations
@@ -38,7 +39,11 @@ def status_of(client: EngineClient) -> dict[str, Any]:
             "waiting": len(waits),
             "oldest_wait_s": round(max(waits, default=0.0), 6),
         },
-        "requests": [_request_status(generation, path, now) for generation in generations],
+        "requests": [
+            _request_status(generation, path, now)
+            for generation in generations
+            if tenant in (None, generation.request.tenant)
+        ],
         "engine": _engine_status(client, now),
         "capabilities": None if can is None else _flat(can),
     }

@@ -45,6 +45,12 @@ class Bucket:
         self.level(now)
         self._level = min(float(self.per_minute), self._level - credits)
 
+    def resize(self, per_minute: int, now: float) -> None:
+        """Change what it holds. What was taken stays taken: a rise adds its difference, a cut at most takes away what
+        no longer fits."""
+        self._level = min(float(per_minute), self.level(now) + max(0, per_minute - self.per_minute))
+        self.per_minute = per_minute
+
     def seconds_until(self, level: float, now: float) -> float:
         """Return the seconds until it holds `level` credits; 0 if it does."""
         return max(0.0, level - self.level(now)) * MINUTE_S / self.per_minute
@@ -66,7 +72,6 @@ class Account:
 
     def __init__(self, name: str = "", limits: KeyLimits = UNLIMITED, now: float = 0.0) -> None:
         self.name = name
-        self.ids: set[str] = set()  # of live requests
         self._running = self._requests_seen = self._tokens_seen = self._refused = 0
         self._limits = limits
         self._requests = _bucket(limits.requests_per_minute, now)
@@ -81,8 +86,8 @@ class Account:
         """Change the limits; the use so far stays counted."""
         if limits != self._limits:
             self._limits = limits
-            self._requests = _bucket(limits.requests_per_minute, now)
-            self._tokens = _bucket(limits.tokens_per_minute, now)
+            self._requests = _bucket(limits.requests_per_minute, now, self._requests)
+            self._tokens = _bucket(limits.tokens_per_minute, now, self._tokens)
 
     def check(self, now: float, rows: int = 1, prompts: int = 1) -> None:
         """Raise RateLimited if a request for `rows` sequences, of `prompts` prompts, would be over a limit now,
@@ -110,7 +115,6 @@ class Account:
         now = clock()
         self.check(now, rows, prompts)
         self._running += rows
-        self.ids.add(record.public_id)
         self._charge(1, tokens, now)
         served, charged = 1, tokens
 
@@ -130,7 +134,6 @@ class Account:
             self._running -= rows
             self._requests_seen += served
             self._tokens_seen += used
-            self.ids.discard(record.public_id)
             self._charge(served - 1, used - charged, clock())
 
     def headers(self, now: float) -> Headers:
@@ -159,5 +162,11 @@ class Account:
         return RateLimited(f"the API key '{self.name}' {cause}: try again later", retry_after_s=wait_s)
 
 
-def _bucket(per_minute: int | None, now: float) -> Bucket | None:
-    return None if per_minute is None else Bucket(per_minute, now)
+def _bucket(per_minute: int | None, now: float, before: Bucket | None = None) -> Bucket | None:
+    """Return the bucket of a limit: `before` with its level, if there was one; None without a limit."""
+    if per_minute is None:
+        return None
+    if before is None:
+        return Bucket(per_minute, now)
+    before.resize(per_minute, now)
+    return before

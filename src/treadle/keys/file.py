@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import fcntl
 import os
 import re
 import stat
 import tempfile
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -58,31 +59,35 @@ def parse(text: str, source: str) -> tuple[Key, ...]:
 
 def add(path: Path, key: Key) -> None:
     """Append `key` to the file. A missing file is created with its folders, accessible to its owner alone. Raises
-    ConfigError when the file already has the name or the key, or can't be written."""
+    ConfigError when the file already has the name or the key, is full, or can't be written."""
     check_name(key.name)
-    held = read(path) if path.exists() else ()
-    text = block(key)
-    _check_distinct((*held, key), str(path))
-    if any(known.name == key.name for known in held):
-        raise _error(path, f"has a key named '{key.name}': remove it first, or choose another name")
-    try:
-        _make_folder(path.parent)
-        with open(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "a", encoding="utf-8") as file:
-            file.write(text)
-    except OSError as error:
-        raise ConfigError(f"can't write {path}: {error.strerror}", param="api_keys") from error
+    with _edited(path, make=True):
+        before = _read_text(path) if path.exists() else ""
+        held = parse(before, str(path))
+        _check_distinct((*held, key), str(path))
+        if any(known.name == key.name for known in held):
+            raise _error(path, f"has a key named '{key.name}': remove it first, or choose another name")
+        if len(held) >= MAX_KEYS:
+            raise _error(path, f"holds {len(held)} keys, as many as it may: remove one first")
+        text = before + block(key)
+        if _keys_of(text) != (*held, key):
+            raise _error(path, "is written in a form that is not edited here: write each key as a table [keys.NAME]")
+        _write_atomically(path, text)
 
 
 def remove(path: Path, name: str) -> None:
     """Remove the key `name` from the file, leaving the rest of its text unchanged. Raises ConfigError."""
-    held = read(path)
-    if all(key.name != name for key in held):
-        near = difflib.get_close_matches(name, [key.name for key in held], n=1)
-        raise _error(path, f"has no key named '{name}'" + (f"; did you mean '{near[0]}'?" if near else ""))
-    text = _remove_table(_read_text(path), name)
-    if parse(text, str(path)) != tuple(key for key in held if key.name != name):
-        raise _error(path, f"writes the key '{name}' in a form that is not edited here: take it out by hand")
-    _write_atomically(path, text)
+    read(path)
+    with _edited(path):
+        before = _read_text(path)
+        held = parse(before, str(path))
+        if all(key.name != name for key in held):
+            near = difflib.get_close_matches(name, [key.name for key in held], n=1)
+            raise _error(path, f"has no key named '{name}'" + (f"; did you mean '{near[0]}'?" if near else ""))
+        text = _remove_table(before, name)
+        if _keys_of(text) != tuple(key for key in held if key.name != name):
+            raise _error(path, f"writes the key '{name}' in a form that is not edited here: take it out by hand")
+        _write_atomically(path, text)
 
 
 def _make_folder(folder: Path) -> None:
@@ -123,7 +128,7 @@ def _read_text(path: Path) -> str:
             raise _error(path, f"has {found.st_size} bytes: {MAX_BYTES} at most")
         if found.st_mode & stat.S_IWOTH:
             raise _error(path, f"can be written by every user of this machine, who could add a key: chmod o-w {path}")
-        return path.read_text(encoding="utf-8")
+        return path.read_bytes().decode("utf-8")  # with the ends of lines that it has
     except FileNotFoundError as error:
         raise ConfigError(
             f"`api_keys` {path} does not exist: make it with treadle keys add NAME --api-keys {path}", param="api_keys"
@@ -203,17 +208,64 @@ def _remove_table(text: str, name: str) -> str:
     return "".join(result)
 
 
-def _write_atomically(path: Path, text: str) -> None:
-    """Replace the file atomically, keeping its mode: a reader sees either the old keys or the new ones."""
-    path = path.resolve()
-    temporary = ""
+def _keys_of(text: str) -> tuple[Key, ...] | None:
+    """Return the keys of an edited text; None if it is none of a keys file."""
     try:
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        with open(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-            os.fchmod(file.fileno(), stat.S_IMODE(path.stat().st_mode))
-        os.replace(temporary, path)
+        return parse(text, "")
+    except ConfigError:
+        return None
+
+
+@contextlib.contextmanager
+def _edited(path: Path, *, make: bool = False) -> Iterator[None]:
+    """Context manager that holds other edits of the folder's files off; with `make` it creates the folder. Raises
+    ConfigError for an OSError in it."""
+    try:
+        if make:
+            _make_folder(path.parent)
+        handle = os.open(path.resolve().parent, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            with contextlib.suppress(OSError):  # some network file systems have no locks
+                fcntl.flock(handle, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(handle)
     except OSError as error:
+        raise ConfigError(f"can't write {path}: {error.strerror}", param="api_keys") from error
+
+
+def _write_atomically(path: Path, text: str) -> None:
+    """Replace the file atomically, keeping its owner and mode: a reader sees either the old keys or the new ones."""
+    path = path.resolve()
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with open(handle, "w", encoding="utf-8", newline="") as file:
+            file.write(text)
+            file.flush()
+            if path.exists():
+                _copy_access(path, handle)
+            os.fsync(handle)
+        os.replace(temporary, path)
+    except BaseException:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
-        raise ConfigError(f"can't write {path}: {error.strerror}", param="api_keys") from error
+        raise
+
+
+def _copy_access(path: Path, handle: int) -> None:
+    """Give the open file the owner, group and mode of `path`. Raises ConfigError where that is not permitted: a server
+    that can no longer read its file keeps the old keys."""
+    old, new = path.stat(), os.fstat(handle)
+    mode = stat.S_IMODE(old.st_mode)
+    if (new.st_uid, new.st_gid) != (old.st_uid, old.st_gid):
+        try:
+            os.fchown(handle, old.st_uid, old.st_gid)
+        except PermissionError as error:
+            if new.st_uid != old.st_uid or mode & stat.S_IRWXG:
+                raise _error(
+                    path,
+                    f"belongs to the user {old.st_uid} and the group {old.st_gid}, for whom you can't write it anew, "
+                    f"so that its server could no longer read it: nothing is changed; run this as that user (sudo -u "
+                    f"'#{old.st_uid}') or as root",
+                ) from error
+    os.fchmod(handle, mode)

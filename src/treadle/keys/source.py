@@ -22,7 +22,8 @@ class KeySource:
     """The currently valid keys, in `ring`. `configured`: whether keys are required at all."""
 
     def __init__(self, api_key: str | None = None, path: Path | None = None) -> None:
-        """Load the keys. Raises ConfigError for a keys file that is missing or malformed, or when there are no keys."""
+        """Load the keys. Raises ConfigError for a keys file that is missing or malformed, or holds the key of
+        `api_key`, and when there are no keys."""
         self._path = path
         self._single = () if api_key is None else (single_key(api_key),)
         self._stamp: tuple[int, ...] = ()
@@ -43,7 +44,7 @@ class KeySource:
         try:
             keys = await run_blocking(self._read_if_changed)
         except ConfigError as error:
-            self._report(spell(error.message, {"api_keys": "the keys file"}))
+            self._report(spell(error.message, {"api_keys": "the keys file", "api_key": "the key of --api-key"}))
             return
         except Exception as error:
             self._report(f"{self._path}: {type(error).__name__}: {one_line(error)}", error)
@@ -69,7 +70,7 @@ class KeySource:
     def _load(self) -> tuple[Key, ...]:
         assert self._path is not None
         self._stamp = self._file_stamp()
-        keys = read(self._path)
+        keys = self._read(self._path)
         if not keys and not self._single:
             raise ConfigError(
                 f"`api_keys` {self._path} holds no key, so nobody could come in: treadle keys add NAME --api-keys "
@@ -84,8 +85,22 @@ class KeySource:
         stamp = self._file_stamp()
         if stamp == self._stamp and stamp and not self._last_error:
             return None
-        keys = read(self._path)
+        keys = self._read(self._path)
         self._stamp = stamp
+        return keys
+
+    def _read(self, path: Path) -> tuple[Key, ...]:
+        """Read the file's keys. Raises ConfigError also if one is `api_key`: taken out of the file, it would stay valid
+        with all rights."""
+        keys = read(path)
+        single = {key.sha256 for key in self._single}
+        for key in keys:
+            if key.sha256 in single:
+                raise ConfigError(
+                    f"`api_key` is '{key.name}' of {path}, which could not be revoked: unset it, or remove "
+                    f"'{key.name}' with treadle keys remove {key.name} --api-keys {path}",
+                    param="api_key",
+                )
         return keys
 
     def _file_stamp(self) -> tuple[int, ...]:

@@ -18,6 +18,7 @@ from typing import Any
 ACCESS = "treadle.access"
 GRPC = "GRPC"  # logged as the method of gRPC calls
 UNPARSED = "-"  # logged as method and path of a request that is not HTTP
+QUEUED, ENDED = "queued", "ended"
 PROBES = "/health"  # 503 is a regular answer while the server loads or drains
 REFUSED = frozenset({401, 429, 503})
 WINDOW_S = 10.0
@@ -31,7 +32,8 @@ log = logging.getLogger(ACCESS)
 @dataclass(slots=True)
 class RequestRecord:
     """Record of one request for its access line. `wait_s` and `ttft_s` are seconds from the first header. A gRPC call
-    has the HTTP status of its error. `client`: address with port."""
+    has the HTTP status of its error. `client`: address with port. `background`: QUEUED for a request whose response is
+    generated without it, ENDED for that response."""
 
     id: str
     method: str
@@ -50,6 +52,7 @@ class RequestRecord:
     ttft_s: float | None = None
     error: str = ""
     key: str = ""  # the API key's name
+    background: str = ""
     ran: bool = False  # one of its sequences ran, or may have run when the engine died
 
     @property
@@ -68,8 +71,12 @@ class RequestRecord:
             line["client_request"] = self.client_request
         if self.key:
             line["key"] = self.key
+        if self.background:
+            line["background"] = self.background
         if self.public_id:
-            line |= {"id": self.public_id, "rows": self.rows}
+            line["id"] = self.public_id
+        if self.public_id and self.background != QUEUED:
+            line["rows"] = self.rows
             line |= {"prompt_tokens": self.prompt_tokens, "completion_tokens": self.completion_tokens}
         if self.cached_tokens:
             line["cached_tokens"] = self.cached_tokens

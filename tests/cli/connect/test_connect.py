@@ -322,6 +322,18 @@ def test_a_file_of_another_encoding_or_of_many_megabytes_is_refused(home: Path, 
         write("zed", server)
 
 
+@pytest.mark.parametrize(("mode", "told"), [(0o644, True), (0o640, True), (0o600, False)])
+def test_a_key_in_a_file_that_others_can_read_is_told(
+    mode: int, told: bool, home: Path, server: ListsModels, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.key = KEY
+    file = existing(home, "", ".codex/treadle.config.toml")
+    file.chmod(mode)
+    assert write("codex", server, "--api-key", KEY, "--write-key") == 0
+    assert KEY in file.read_text()
+    assert (f"Warning: {file} holds the key" in capsys.readouterr().err) is told
+
+
 def test_mode_and_symlink_stay_and_the_backup_has_the_old_text(home: Path, server: ListsModels) -> None:
     real = existing(home, '{"theme": "x"}\n', "dotfiles/zed.json")
     real.chmod(0o640)

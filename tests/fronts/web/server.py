@@ -9,10 +9,13 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any
 
+from msgspec.structs import replace
+
 from tests.fronts.runner import FrontRunner
 from tests.support.asgi import Client, get, post
 from tests.support.bytes_text import EOS, BytesTexts, bytes_text
 from treadle.config import Settings
+from treadle.core.compute_path import Backend
 from treadle.core.messages import Submit
 from treadle.engine.admission import AdmissionLimits
 from treadle.engine.client import EngineClient
@@ -73,6 +76,14 @@ class Front:
         if self.owner.loop is not None:
             self.owner.loop.scheduler.check_integrity()
         return self.engine.gate.rows == 0 and self.engine.gate.tokens == 0 and not self.runner.rows
+
+
+def embeds_only(f: Front) -> None:
+    """Make the model one of embeddings alone, computed by an encoder."""
+    can = f.engine.capabilities
+    assert can is not None
+    embedding, compute = replace(can.embedding, only=True), replace(can.compute, backend=Backend.ENCODER)
+    f.engine.admission.capabilities = replace(can, embedding=embedding, compute=compute)
 
 
 @contextlib.asynccontextmanager

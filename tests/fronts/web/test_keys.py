@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from functools import partialmethod
 from pathlib import Path
@@ -123,6 +124,40 @@ async def test_a_key_for_use_sees_its_own_requests_alone(keys: Path) -> None:
             stream.leave()
             assert stream.task is not None
             await asyncio.gather(stream.task, return_exceptions=True)
+        await settle()
+
+
+@in_loop
+async def test_a_requests_id_shows_no_other_keys_request(keys: Path) -> None:
+    """gRPC clients choose the ids of their requests: two keys may use one, and so may two requests of one key."""
+    async with front(forever, api_keys=keys) as f:
+
+        async def seen(name: str) -> list[int]:
+            rows = (await asks(f, "GET", "/v1/status", key(name))).json["requests"]
+            return [row["prompt_tokens"] for row in rows if row["id"] == "job-1"]
+
+        with contextlib.ExitStack() as live:
+
+            def starts(name: str, tokens: int) -> contextlib.ExitStack:
+                one = live.enter_context(contextlib.ExitStack())
+                held = f.engine.reserve(
+                    rows=1,
+                    prompt_tokens=tokens,
+                    completion_tokens=4000,
+                    kind="grpc",
+                    tag="job-1",
+                    tenant=f"key {name}",
+                )
+                one.enter_context(held).submit([Submit(id="", prompt=(65,) * tokens, max_tokens=4000)])
+                return one
+
+            starts("boss", 5)
+            first = starts("alice", 3)
+            starts("alice", 4)
+            assert (await seen("alice"), await seen("slow"), await seen("boss")) == ([3, 4], [], [5, 3, 4])
+            first.close()
+            await settle()
+            assert await seen("alice") == [4], "the end of one hides no other"
         await settle()
 
 

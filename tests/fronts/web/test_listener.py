@@ -20,6 +20,7 @@ from treadle.fronts.connections import Connections
 from treadle.fronts.web import listener, protocol
 from treadle.fronts.web.listener import ConnectionSlot, Listener
 from treadle.fronts.web.serving import WebServer
+from treadle.telemetry.access_log import ACCESS
 
 LIVE = b"GET /health/live HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
@@ -81,6 +82,35 @@ async def test_what_is_the_machines_own_business_is_not_answered_to_others_in_a_
         assert b"your address has as many connections as it can hold" in refused
         assert status_of(await raw(port, LIVE)) == 200
         held.close()
+
+
+@in_loop
+async def test_a_page_can_read_the_refusal_in_a_spare_place(caplog: pytest.LogCaptureFixture) -> None:
+    """Its browser asks first, on a connection that has none of the places either."""
+    page = "http://localhost:3000"
+    asks = f"OPTIONS /v1/completions HTTP/1.1\r\nHost: localhost\r\nOrigin: {page}\r\n"
+    asks += "Access-Control-Request-Method: POST\r\n\r\n"
+    with caplog.at_level(logging.INFO, ACCESS):
+        async with front(cors_origin=(page,), api_key="k") as f, served(f, connections=Connections(1)) as (web, port):
+            (held,) = await full(web, port, 1)
+            permission = await raw(port, asks.encode())
+            assert status_of(permission) == 204
+            assert b"connection: close" in permission
+            sent = request(b'{"prompt":"a"}', f"Origin: {page}", "X-Request-Id: mine")
+            head = (await raw(port, sent)).partition(b"\r\n\r\n")[0]
+            assert status_of(head) == 503
+            for answer in (permission, head):
+                assert f"access-control-allow-origin: {page}\r\n".encode() in answer
+                assert b"x-request-id: " in answer
+            assert b"x-request-id: mine" in head
+            assert b"retry-after: 1" in head
+            foreign = await raw(port, asks.replace(page, "http://evil.example").encode())
+            assert (status_of(foreign), b"access-control-allow-origin" in foreign) == (403, False)
+            held.close()
+    lines = [record.__dict__["fields"] for record in caplog.records if record.name == ACCESS]
+    assert [(line["request"], line["error"]) for line in lines if line["status"] == 503] == [
+        ("mine", "text_generation_busy")
+    ]
 
 
 @in_loop

@@ -172,6 +172,25 @@ async def test_what_is_not_http_is_refused_in_the_envelope(data: bytes, status: 
         assert (await raw(port, request(b'{"prompt":"a"}', "Connection: close"))).startswith(b"HTTP/1.1 200")
 
 
+@pytest.mark.parametrize("fails", [False, True])
+@in_loop
+async def test_connections_have_their_deadline_whatever_the_stall(
+    fails: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A stall of years is more milliseconds than an option of a socket holds, and some can't be set at all."""
+    monkeypatch.setattr(protocol, "HEADER_S", 0.05)
+    if fails:
+        monkeypatch.setattr(protocol, "_tune", refuse_options)
+    async with front() as f, served(f, stall_s=1e9) as (_, port):
+        assert (await raw(port, request(b'{"prompt":"a"}', "Connection: close"))).startswith(b"HTTP/1.1 200")
+        assert await raw(port, b"GET / HT") == b"", "a client that stops in its headers is dropped"
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+def refuse_options(sock: socket.socket, stall_s: float) -> None:
+    raise OSError(22, "Invalid argument")
+
+
 @in_loop
 async def test_what_is_not_http_has_its_access_line_and_counts(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, ACCESS):

@@ -140,8 +140,37 @@ async def test_status_and_metrics_count_refusals_by_the_same_reasons() -> None:
 async def test_paths_that_clients_invent_do_not_become_metrics() -> None:
     async with front() as f:
         for i in range(20):
-            await f.get(f"/v1/models/{i}")
+            await f.get(f"/v1/invented/{i}")
+            await f.get(f"/v1/models/{i}/of/mine")
         assert f.telemetry.metrics.value("treadle_http_requests_total", {"route": "other", "status": "404"}) == 20
+        of_models = {"route": "/v1/models/{model}", "status": "404"}
+        assert f.telemetry.metrics.value("treadle_http_requests_total", of_models) == 20
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "route"),
+    [
+        ("GET", "/v1/models/m", "/v1/models/{model}"),
+        ("GET", "/v1/responses/resp_1", "/v1/responses/{response_id}"),
+        ("DELETE", "/v1/responses/resp_1", "/v1/responses/{response_id}"),
+        ("POST", "/v1/responses/resp_1/cancel", "/v1/responses/{response_id}/cancel"),
+        ("GET", "/v1/responses/resp_1/input_items", "/v1/responses/{response_id}/input_items"),
+        ("POST", "/v1/requests/a/b/cancel", "/v1/requests/{request_id}/cancel"),
+        ("GET", "/v1/responses/compact", "/v1/responses/compact"),
+        ("GET", "/v1/status", "/v1/status"),
+        ("GET", "/docs", "/docs"),
+        ("GET", "/v1/response/resp_1", "other"),
+    ],
+)
+@pytest.mark.parametrize("key", ["", "k"])
+@in_loop
+async def test_a_path_with_a_parameter_counts_for_its_route(method: str, path: str, route: str, key: str) -> None:
+    """Also where it is refused for want of a key, before it is routed."""
+    async with front(api_key="k") as f:
+        client = await Client(method, path, headers={"x-api-key": key} if key else {}).run(f.app)
+        assert (client.status == 401) is not bool(key)
+        counted = {"route": route, "status": str(client.status)}
+        assert f.telemetry.metrics.value("treadle_http_requests_total", counted) == 1
 
 
 @in_loop

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import stat
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -188,6 +189,8 @@ def _make(changes: list[Change], question: str, *, yes: bool) -> bool:
         backup = write(change)
         done = "Removed" if change.after is None else "Wrote"
         _report(f"{done} {change.path}{f'; before: {backup}' if backup else ''}")
+        if change.secret and change.path.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH):
+            _report(f"Warning: {change.path} holds the key, and other users can read it: chmod 600 {change.path}")
     return True
 
 

@@ -6,8 +6,9 @@ import asyncio
 import re
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
+from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ...errors import ServerStopping
@@ -23,6 +24,22 @@ REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=-]{1,128}")
 CLIENT_LEFT_STATUS = 499
 
 
+class RouteTemplates:
+    """Templates of the paths of `routes`, such as `/v1/responses/{response_id}`, by which requests are counted. The
+    path alone decides: a refusal before the routing counts for its route too."""
+
+    def __init__(self, routes: Iterable[BaseRoute]) -> None:
+        known = {route.path_format: route for route in routes if isinstance(route, Route)}
+        self._plain = frozenset(name for name, route in known.items() if not route.param_convertors)
+        self._open = [(route.path_regex, name) for name, route in known.items() if route.param_convertors]
+
+    def of(self, path: str) -> str:
+        """Return the template of a path; OTHER for one that does not exist."""
+        if path in self._plain:
+            return path
+        return next((name for pattern, name in self._open if pattern.match(path)), OTHER)
+
+
 class AccessLog:
     """Middleware that echoes `x-request-id`, or makes one; Anthropic's clients get it as `request-id` too.
 
@@ -35,7 +52,7 @@ class AccessLog:
         *,
         metrics: Metrics,
         lines: AccessLogWriter,
-        routes: frozenset[str],
+        routes: RouteTemplates,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._app = app
@@ -79,8 +96,7 @@ class AccessLog:
     def _finish(self, record: RequestRecord) -> None:
         now = self._clock()
         record.status = record.status or CLIENT_LEFT_STATUS
-        route = record.path if record.path in self._routes else OTHER
-        self._metrics.http(route, record.status, now - record.started)
+        self._metrics.http(self._routes.of(record.path), record.status, now - record.started)
         self._lines.write(record, now)
 
 

@@ -22,7 +22,7 @@ from ...core.messages import CancelReason
 from ...core.refusals import Refusal
 from ...core.virtual_queue import Arrival
 from ...errors import EngineUnavailable, InsufficientScope, RateLimited, ReaderStalled, TreadleError
-from ...telemetry.access_log import RequestRecord
+from ...telemetry.access_log import AccessLogWriter, RequestRecord
 from ...text import TextView
 from ..authentication import Authenticator, Caller
 from ..generation.choice import Choice, together
@@ -52,7 +52,7 @@ WRITE_ASIDE_ENTRIES = 2000
 @dataclass(frozen=True)
 class RouteContext:
     """Shared state of the routes: models, settings, callers and bodies. `fingerprint` returns a model's
-    `system_fingerprint`; `live` are the requests that can be cancelled by their ids."""
+    `system_fingerprint`; `live` are the requests that can be cancelled by their ids, `lines` the access log."""
 
     models: Models
     settings: Settings
@@ -63,6 +63,7 @@ class RouteContext:
     new_id: Callable[[], str] = lambda: secrets.token_hex(16)
     bodies: BodyBudget = field(default_factory=lambda: BodyBudget(BODIES_BYTES))
     live: LiveRequests = field(default_factory=lambda: LiveRequests(time.monotonic))
+    lines: AccessLogWriter = field(default_factory=AccessLogWriter)
 
     def arrival_of(self, scope: Scope) -> Arrival:
         """Return the tenant of a request, and the marks by which its client is recognised when it returns."""

@@ -19,7 +19,7 @@ from ...telemetry import Telemetry
 from ..authentication import Authenticator
 from ..connections import Connections
 from ..served_models import Models, ServedModel
-from .access_log import AccessLog
+from .access_log import AccessLog, RouteTemplates
 from .answer import Answer, RouteContext
 from .anthropic.count_tokens import CountTokens
 from .anthropic.messages import ParsedCount, ParsedMessages
@@ -63,7 +63,7 @@ GENERATION: dict[str, tuple[Shape, str, str]] = {
 COUNT_TOKENS = f"{ANTHROPIC_PATH}/count_tokens"
 INPUT_TOKENS = "/v1/responses/input_tokens"
 OLLAMA: dict[str, Shape] = {"/api/chat": OllamaChat, "/api/generate": OllamaGenerate}
-"""Ollama's routes that generate. The OpenAPI document leaves them out: it describes this server's own API."""
+"""Ollama's routes that generate. The OpenAPI document only names them: Ollama's own documentation describes them."""
 
 
 def create_app(
@@ -79,7 +79,7 @@ def create_app(
     refuse = model.engine.gate.refuse
     authenticator = authenticator or Authenticator.of(settings, refuse)
     bodies = BodyBudget(max(BODIES_BYTES, SHARES * (settings.max_body_bytes or 0)), refuse)
-    server = RouteContext(models, settings, _fingerprint, authenticator, bodies=bodies)
+    server = RouteContext(models, settings, _fingerprint, authenticator, bodies=bodies, lines=telemetry.access)
     app = FastAPI(title="Treadle", version=VERSION, docs_url=None, redoc_url=None, redirect_slashes=False)
     sessions = Sessions(ResponseStore(settings.response_store))
     telemetry.metrics.watch_responses(sessions.store)
@@ -99,7 +99,6 @@ def create_app(
     _add_docs(app, home, lambda: _facts(models, settings))
     app.add_exception_handler(HTTPException, _http_exception)
     routes = [*app.routes, *(route for router in routers for route in router.routes)]
-    paths = frozenset(getattr(route, "path", "") for route in routes)
     app.add_middleware(ErrorEnvelope)  # within EarlyReject, which adds x-ratelimit-* to all answers
     app.add_middleware(
         EarlyReject,
@@ -113,7 +112,7 @@ def create_app(
     app.add_middleware(Guard, authenticator=authenticator, hosts=hosts, origins=origins)
     app.add_middleware(ErrorEnvelope)
     app.add_middleware(Cors, origins=origins)
-    app.add_middleware(AccessLog, metrics=telemetry.metrics, lines=telemetry.access, routes=paths)
+    app.add_middleware(AccessLog, metrics=telemetry.metrics, lines=telemetry.access, routes=RouteTemplates(routes))
     return app
 
 
@@ -250,6 +249,7 @@ def _facts(models: Models, settings: Settings) -> ServerFacts:
         dimensions=None if can is None else can.embedding.dimensions,
         spec_prefill=can is not None and bool(can.steps.spec_prefill.scorer),
         images="image" in model.modalities,
+        embeds_only=can is not None and can.embedding.only,
     )
 
 

@@ -27,6 +27,7 @@ OPEN_PATH = b"/health/live"
 READING = ("GET", "HEAD")
 MAX_LOGGED = 32
 CALLER = "treadle.caller"
+REFUSAL = "treadle.refusal"
 
 
 class HostNames:
@@ -49,7 +50,8 @@ class Guard:
     origins.
 
     If `authenticator` has keys, every route but `GET /health/live` needs one, as `Authorization: Bearer KEY` or
-    `x-api-key: KEY`. Handlers find the caller in `scope[CALLER]`: the key itself goes no further.
+    `x-api-key: KEY`. Handlers find the caller in `scope[CALLER]`: the key itself goes no further. The error in
+    `scope[REFUSAL]`, for which a connection has no slot, is sent before any key is looked at.
     """
 
     def __init__(self, app: ASGIApp, *, authenticator: Authenticator, hosts: HostNames, origins: Origins) -> None:
@@ -68,6 +70,8 @@ class Guard:
             if is_preflight(scope):
                 await send_permission(scope, send)
                 return
+            if REFUSAL in scope:
+                raise scope[REFUSAL]
             scope[CALLER] = self._caller(scope)
         except TreadleError as error:
             record_error(scope, error.code)

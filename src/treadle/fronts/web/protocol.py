@@ -9,6 +9,7 @@ has vanished. A client that closes its sending side has left: its running reques
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 from collections.abc import Callable, Sequence
 from typing import Any, cast
@@ -20,7 +21,8 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from ...core.refusals import Refusal
 from ...errors import Busy, InvalidRequest, TreadleError
 from .access_log import PROTOCOL_ERROR, MalformedLog
-from .errors import error_shape, headers_of, send_error
+from .errors import error_shape, headers_of
+from .guard import REFUSAL
 from .listener import ConnectionSlot
 from .sse import ABORT
 from .uvicorn_cycles import DeferredClose, Http10Send
@@ -35,13 +37,15 @@ KEEP_ALIVE_S = 75
 SPARE_S = 1.0  # for the request of a connection in a spare slot
 SEND_BUFFER_BYTES = 128 * 1024
 PROBE_S = 15
+MAX_OPTION = 2**31 - 1  # of a socket: a C int
 PROBES = frozenset({b"/health", b"/health/live", b"/health/ready"})
 LOCAL_PROBES = PROBES | {b"/v1/status", b"/metrics"}
 FRAMING = frozenset({b"content-length", b"transfer-encoding"})
 
 
 class GuardedProtocol(HttpToolsProtocol):
-    """One connection. Handlers find `scope[ABORT]`, which drops it with all buffered data."""
+    """One connection. Handlers find `scope[ABORT]`, which drops it with all buffered data. The application must refuse
+    a request that has an error in `scope[REFUSAL]`."""
 
     stall_s = 30.0
     malformed: MalformedLog | None = None
@@ -62,11 +66,12 @@ class GuardedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         self.slot.connection = self
-        _tune(transport.get_extra_info("socket"), self.stall_s)
         if self.slot.refusal is None:
             self._set_deadline(HEADER_S, transport.abort)
         else:
             self._set_deadline(SPARE_S, self.evict)
+        with contextlib.suppress(OSError):  # the client has left already
+            _tune(transport.get_extra_info("socket"), self.stall_s)
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
@@ -246,11 +251,12 @@ class GuardedProtocol(HttpToolsProtocol):
             self.headers.append((b"host", host))
 
     def _choose_answer(self, refusal: Refusal) -> None:
-        """Answer only probes in a spare slot; a refusal looks like one of the application."""
+        """Let the application refuse what is no probe in a spare slot: the refusal then has the headers of all others,
+        and a page's preflight is answered."""
         path = httptools.parse_url(self.url).path
         known = PROBES if self.slot.peer else LOCAL_PROBES
         if self.parser.get_method() not in (b"GET", b"HEAD") or path not in known:
-            self.app = _RefusalApp(_no_slot(refusal))
+            cast("dict[str, Any]", self.scope)[REFUSAL] = _no_slot(refusal)
 
     def _bad_request(self) -> None:
         if self._closing:
@@ -323,16 +329,6 @@ class _FromBodyOn:
         return call
 
 
-class _RefusalApp:
-    """Application that refuses every request."""
-
-    def __init__(self, error: TreadleError) -> None:
-        self._error = error
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        await send_error(send, self._error, scope)
-
-
 def _no_slot(refusal: Refusal | None) -> Busy:
     holder = "your address has" if refusal is Refusal.PEER_CONNECTIONS else "it has"
     return Busy(f"the server is busy: {holder} as many connections as it can hold", retry_after_s=1.0)
@@ -345,7 +341,7 @@ def _tune(sock: socket.socket, stall_s: float) -> None:
         return
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    unanswered_ms = int(1000 * max(stall_s, 2 * PROBE_S))
+    unanswered_ms = int(min(1000 * max(stall_s, 2 * PROBE_S), MAX_OPTION))
     for name, value in (("TCP_KEEPIDLE", PROBE_S), ("TCP_KEEPINTVL", 5), ("TCP_USER_TIMEOUT", unanswered_ms)):
         option = getattr(socket, name, None)
         if option is not None:

@@ -78,8 +78,8 @@ class StatusRoutes:
         return _health(health, health.ready)
 
     async def status(self, request: Request) -> Response:
-        health = self._model.health()
-        status = status_of(self._model.engine)
+        caller, health = caller_of(request.scope), self._model.health()
+        status = status_of(self._model.engine, None if caller.admin else caller.tenant)
         status.update(state=health.state, ready=health.ready, reason=health.reason)
         status["model"] = self._model.name
         status["uptime_s"] = round(time.monotonic() - self._started, 3)
@@ -92,7 +92,6 @@ class StatusRoutes:
         status["responses"] = self._responses.statistics()
         status["log"] = dataclasses.asdict(log_statistics())
         status["keys"] = [dataclasses.asdict(usage) for usage in self._authenticator.usage()]
-        caller = caller_of(request.scope)
         return _json(status if caller.admin else _redacted(status, caller))
 
     async def reset_prefixes(self, request: Request) -> Response:
@@ -155,10 +154,9 @@ class ModelRoutes:
 
 
 def _redacted(status: dict[str, Any], caller: Caller) -> dict[str, Any]:
-    """Return the status for a caller without the scope admin: without other tenants' requests and without counters that
-    would reveal their prompts."""
+    """Return the status, which has the caller's requests alone, for one without the scope admin: without counters that
+    would reveal other tenants' prompts."""
     own = {
-        "requests": [request for request in status["requests"] if request["id"] in caller.account.ids],
         "engine": {**status["engine"], "pid": None, "statistics": None},
         "prefix_cache": {"enabled": status["prefix_cache"]["enabled"]},
         "bodies": {},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import re
 from typing import Any
 
@@ -24,6 +25,7 @@ from tests.fronts.web.server import Front, settle
 from tests.support.aio import in_loop
 from tests.support.asgi import Client
 from treadle.fronts.web.responses.store import Chunk, ResponseNotFound, ResponseStore
+from treadle.telemetry.access_log import ACCESS
 
 
 async def stored(f: Front) -> dict[str, Any]:
@@ -312,6 +314,57 @@ async def test_a_background_response_is_cancelled_and_frees_its_place() -> None:
         await f.step(2)
         assert f.idle()
         assert (await f.get(path)).json == cancelled.json
+
+
+@in_loop
+async def test_a_background_response_has_a_line_of_its_own_in_the_access_log(caplog: pytest.LogCaptureFixture) -> None:
+    """The request's line comes before its answer is generated, so the tokens are in the other one."""
+    caplog.set_level(logging.INFO, ACCESS)
+
+    def lines() -> list[dict[str, Any]]:
+        found = [dict(record.__dict__["fields"]) for record in caplog.records if record.name == ACCESS]
+        caplog.clear()
+        return [line for line in found if line["path"] == PATH]
+
+    async with answering("Hello.", pump=False, api_key="k") as f:
+        posting = f.post(PATH, {"model": "m", "input": "hi", "background": True}, headers={"authorization": "Bearer k"})
+        found = (await posting).json
+        (queued,) = lines()
+        assert (queued["background"], queued["status"], queued["id"]) == ("queued", 200, found["id"])
+        assert "completion_tokens" not in queued
+        await f.step(12)
+        (ended,) = lines()
+        assert (ended["background"], ended["status"], ended["rows"]) == ("ended", 200, 1)
+        assert (ended["id"], ended["request"], ended["key"]) == (found["id"], queued["request"], "api-key")
+        assert (ended["prompt_tokens"] > 0, ended["completion_tokens"]) == (True, len("Hello.") + 1)
+        assert {"ttft_s", "wait_s", "total_s"} <= ended.keys()
+        assert "error" not in ended
+
+
+@in_loop
+async def test_the_line_of_a_background_response_says_what_ended_it(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, ACCESS)
+
+    def ends() -> list[tuple[int, str, bool]]:
+        found = [record.__dict__["fields"] for record in caplog.records if record.name == ACCESS]
+        caplog.clear()
+        ended = [line for line in found if line.get("background") == "ended"]
+        return [(line["status"], line["error"], line["completion_tokens"] > 0) for line in ended]
+
+    async with answering("x" * 400, "x" * 400, pump=False, running=1, waiting=0, max_wait_s=0.0) as f:
+        body = {"model": "m", "input": "hi", "background": True}
+        client = await f.post(PATH, body)
+        await f.step(6)
+        assert (await f.post(PATH, body)).status == 503
+        assert ends() == [], "a request that was refused has its line alone"
+        await call(f, "POST", f"{PATH}/{client.json['id']}/cancel")
+        assert ends() == [(499, "request_cancelled", True)]
+        await f.step(2)
+        assert (await f.post(PATH, body)).status == 200
+        await f.step(6)
+        await f.engine.stop()
+        await settle()
+        assert ends() == [(503, "server_stopping", True)]
 
 
 @in_loop

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import logging
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from functools import partial
@@ -19,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 
 from ....config import Settings
 from ....errors import InvalidRequest
-from ....telemetry.access_log import RequestRecord
+from ....telemetry.access_log import ENDED, QUEUED, RequestRecord
 from ....text import TextView
 from ...generation.life import begin
 from ...generation.prompts import Prompts
@@ -41,8 +40,6 @@ from .input_tokens import ParsedInputTokens
 from .parsed import ParsedResponse
 from .sessions import BackgroundRun, Sessions
 from .store import ResponseNotFound, StoredResponse
-
-log = logging.getLogger(__name__)
 
 LISTED = 20
 PATH = "/v1/responses/{response_id:stored_response}"
@@ -103,8 +100,11 @@ class ResponsesAnswer(Answer):
         scope: Scope,
         send: Send,
     ) -> None:
-        """Start a response that needs no connection, and answer once it can no longer be refused."""
-        run = self._sessions.run(parsed, stored)
+        """Start a response that needs no connection, and answer once it can no longer be refused. The request and the
+        response have a line each in the access log; the tokens are the latter's."""
+        run, queued = self._sessions.run(parsed, stored), request.record
+        record = dataclasses.replace(queued, background=ENDED)
+        request = dataclasses.replace(request, record=record)
         try:
             writer = parsed.stream_writer(self.head(parsed, request, model), model.text())
             stored.snapshot = writer.snapshot
@@ -115,23 +115,30 @@ class ResponsesAnswer(Answer):
 
             prompts = _AcceptedPrompts(request.prompts, accept)
             admitted = partial(begin, model, dataclasses.replace(request, prompts=prompts), clock=self.clock)
-            run.task = asyncio.create_task(self._run(run, run.work(admitted, writer)), name=f"treadle-{stored.id}")
+            work = self._run(run, run.work(admitted, writer), record)
+            run.task = asyncio.create_task(work, name=f"treadle-{stored.id}")
             await run.queued
+            queued.background = QUEUED
         except BaseException:
             await run.stop()
             self._sessions.finish(run)
             raise
+        finally:
+            queued.public_id, queued.rows, queued.prompt_tokens = record.public_id, record.rows, record.prompt_tokens
         if parsed.stream:
             await stream_events(scope, send, run.events(0), self.settings)
         else:
             await send_json(send, 200, stored.json())
 
-    async def _run(self, run: BackgroundRun, work: Any) -> None:
+    async def _run(self, run: BackgroundRun, work: Any, record: RequestRecord) -> None:
         try:
             await work
         finally:
             self._sessions.finish(run)
-            log.debug("the response %s has ended in the background", run.stored.id)
+            if run.accepted:
+                record.status = 200 if run.error is None else run.error.http_status
+                record.error = "" if run.error is None else run.error.code
+                self._server.lines.write(record, self.clock())
 
 
 class InputTokensAnswer(Answer):

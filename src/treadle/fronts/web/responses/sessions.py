@@ -11,7 +11,7 @@ from functools import partial
 
 import msgspec
 
-from ....errors import InvalidRequest, TreadleError
+from ....errors import InvalidRequest, RequestCancelled, TreadleError
 from ...generation.life import Choices
 from ...generation.pieces import Usage
 from ..errors import internal_error
@@ -114,12 +114,14 @@ def _carried(items: Sequence[bytes], references: dict[str, bytes]) -> bytes:
 @dataclass(eq=False)
 class BackgroundRun:
     """A response that is generated without a connection. `queued` is set once its prompt is tokenized, so that it can
-    no longer be refused for its content; it has the error of a request that is refused."""
+    no longer be refused for its content; it has the error of a request that is refused. `error`: what ended it, if
+    anything did."""
 
     stored: StoredResponse
     queued: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     task: asyncio.Task[None] | None = None
     cancelled: bool = False
+    error: TreadleError | None = None
     _news: asyncio.Event = field(default_factory=asyncio.Event)
     _closed: bool = False
 
@@ -153,6 +155,11 @@ class BackgroundRun:
         if not self.queued.done():
             self.queued.set_result(None)
 
+    @property
+    def accepted(self) -> bool:
+        """Whether its request was not refused."""
+        return self.queued.done() and not self.queued.cancelled() and self.queued.exception() is None
+
     async def cancel(self) -> None:
         """End the response as cancelled, and return when it has."""
         self.cancelled = True
@@ -179,6 +186,7 @@ class BackgroundRun:
                         writer.piece(0, piece)
                 writer.end(choices.usage)
         except asyncio.CancelledError:
+            self.error = RequestCancelled("the response was cancelled")
             if not self.cancelled:
                 raise
             writer.cancel(usage)
@@ -189,6 +197,7 @@ class BackgroundRun:
             self._fail(internal_error(), writer, usage)
 
     def _fail(self, error: TreadleError, writer: ResponseWriter, usage: Usage | None) -> None:
+        self.error = error
         if not self.queued.done():
             self.queued.set_exception(error)
             return
