@@ -19,6 +19,7 @@ FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 SHELL = re.compile(r"^```(?:sh|console)?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 CODE = re.compile(r"`[^`\n]*`")
 LINKS = (re.compile(r"\]\(([^()\s]+)\)"), re.compile(r'(?:src|srcset|href)="([^"\s]+)"'))
+SHELLS_AND_HELP = ("--help", "--install-completion", "--show-completion")
 BEFORE = re.compile(r"\$|[A-Z_]+=.*|sudo|caffeinate|-i")
 
 
@@ -136,3 +137,20 @@ def test_a_wrong_option_and_a_wrong_anchor_would_be_found(tmp_path: Path) -> Non
     assert "no-such" in refusal(commands(page)[0])
     assert unknown(["serve", "--port", "--no-such"]) == "--no-such"
     assert not refusal(["serve", "demo", "--port", "1"])
+
+
+def options() -> list[tuple[str, str]]:
+    """Each option of each command, with the command's name."""
+    listed, todo = [], [("treadle", get_command(app))]
+    while todo:
+        name, command = todo.pop()
+        todo += [(f"{name} {child}", one) for child, one in getattr(command, "commands", {}).items()]
+        flags = [flag for param in command.params for flag in param.opts if flag.startswith("--")]
+        listed += [(name, flag) for flag in flags if flag not in SHELLS_AND_HELP]
+    return listed
+
+
+def test_every_option_is_in_the_documents() -> None:
+    text = "\n".join(page.read_text(encoding="utf-8") for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")))
+    documented = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", text))
+    assert [(name, flag) for name, flag in options() if flag not in documented] == []

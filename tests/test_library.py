@@ -295,7 +295,7 @@ async def test_a_failed_start_leaves_nothing(folder: Path, tmp_path: Path) -> No
     with pytest.raises(ConfigError, match="context"):
         await Engine(folder, context=1_000_000).start()
     with pytest.raises(ConfigError, match=r"image_hosts.* would do nothing: the model reads text only"):
-        await Engine(folder, image_hosts=("images.example.com",)).start()
+        await Engine(torn, image_hosts=("images.example.com",)).start()  # before weights are read
     with pytest.raises(ModelError, match="nowhere"):
         await Engine(folder / "nowhere").start()
     with pytest.raises(ConfigError, match="max_running"):

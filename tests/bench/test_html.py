@@ -135,8 +135,8 @@ def test_it_says_what_ran_where() -> None:
 
 def test_a_ratio_s_verdict_is_a_word_and_a_sign_and_not_a_colour_alone() -> None:
     document = page(burst(ours=[0.2, 0.2], slow=[0.4, 0.4], quick=[0.1, 0.1], same=[0.2, 0.2]))
-    assert '<span class="chip worse">▼ 2.00× worse</span>' in document
-    assert '<span class="chip better">▲ 0.50× better</span>' in document
+    assert '<span class="chip worse">▼ 2.00×, worse</span>' in document
+    assert '<span class="chip better">▲ 0.50×, better</span>' in document
     assert '<span class="chip even">≈ 1.00×</span>' in document
 
 
@@ -211,3 +211,12 @@ def test_why_answers_were_not_whole_is_told() -> None:
     said = Reader(page(result("a", rounds={"burst": [bad]}))).text
     assert "a: 1 × refused: 503 busy" in said
     assert "a: ended in round 1: killed by signal 9" in said
+
+
+def test_a_run_that_ended_early_has_a_banner() -> None:
+    rounds = {"burst": [round_of("a", 1, sample())]}
+    ended = result("a", rounds=rounds, stopped=HOSTILE, rounds_done=1, rounds_planned=3)
+    document = page(ended)
+    assert "after 1 of 3 rounds" in " ".join(Reader(document).said)
+    assert "<script>" not in document
+    assert 'class="ending"' not in page(burst(a=0.1))

@@ -13,6 +13,7 @@ from tests.support import fake_openai
 from tests.support.aio import in_loop
 from tests.support.fake_openai import fake_server
 from treadle.bench.errors import BenchError
+from treadle.bench.measures import Percentiles
 from treadle.bench.run import Plan, run
 from treadle.bench.samples import Round, Sample
 from treadle.bench.workloads import build, digest
@@ -119,6 +120,20 @@ async def test_a_run_whose_client_was_too_slow_is_given_up() -> None:
     slow = build("burst", 0, {"c": 1, "every_s": 0.02, "tokens": 3})
     with fake_server() as server, pytest.raises(BenchError, match="the client was the bottleneck"):
         await run(planned([slow], urls=(server.url,), max_lag_s=0.0), Notes())
+
+
+@in_loop
+async def test_a_run_that_is_given_up_says_why_and_after_how_many_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    late = iter([0.0, 5.0])
+    monkeypatch.setattr("treadle.bench.run.percentiles", lambda _: Percentiles(1, *[next(late)] * 5))
+    kept: list[tuple[str, int, int]] = []
+    with fake_server() as server, pytest.raises(BenchError):
+        await run(
+            planned([SMALL[0]] * 3, urls=(server.url,), max_lag_s=1.0),
+            Notes(),
+            lambda so_far: kept.append((so_far.stopped[:29], so_far.rounds_done, so_far.rounds_planned)),
+        )
+    assert kept == [("", 1, 3), ("the client was the bottleneck", 1, 3)]
 
 
 @in_loop

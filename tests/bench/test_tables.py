@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from typing import Any
 
+import msgspec
 from rich.console import Console, RenderableType
 
 from treadle.bench.compare import compare
@@ -54,6 +55,15 @@ def test_why_answers_were_not_whole_is_listed_below() -> None:
     assert "a: 4 × refused: 503 busy\n" in shown
     assert "a: 2 × failed: 500 out of memory\n" in shown
     assert "a: ended in round 2: killed by signal 9\n" in shown
+
+
+def test_a_run_that_ended_early_says_so_below() -> None:
+    rounds = {"burst": [round_of("a", 1, sample())]}
+    ended = result("a", rounds=rounds, stopped="no more", rounds_done=1, rounds_planned=3)
+    assert "The run ended early, after 1 of 3 rounds: no more" in text(result_table(ended))
+    whole = msgspec.structs.replace(ended, stopped="")
+    assert "note: the second run ended early: no more" in text(comparison_table(compare(whole, ended)))
+    assert "ended early" not in text(result_table(burst(ours=0.1)))
 
 
 def test_many_different_reasons_are_cut_short_and_said_to_be() -> None:

@@ -139,6 +139,7 @@ def test_the_caches_options(monkeypatch: pytest.MonkeyPatch) -> None:
         (["fleet", "--port", "99999"], ": --port 99999: give 1 to 65535"),
         (["fleet", "--drain", "-1"], ": --drain -1: give 0 or more seconds"),
         (["doctor", "--threads"], "requires an argument"),
+        (["keys", "add", "x", "--scope", "root"], "Invalid value for '--scope': 'root' is not one of 'use', 'admin'"),
     ],
 )
 def test_a_wrong_command_line_is_one_line_on_stderr(forked: ForkedCommand, arguments: list[str], said: str) -> None:
@@ -192,6 +193,11 @@ def test_the_counterparts_are_options_here() -> None:
 def test_a_hint_names_the_command_as_it_was_run(arguments: list[str], ends: str, tmp_path: Path) -> None:
     ran = treadle(*arguments, TREADLE_COMMAND="./treadle", PATH="")
     assert ran.stderr.endswith(f"{ends}\n")
+
+
+def test_the_doctor_looks_at_the_template_that_would_be_used(forked: ForkedCommand) -> None:
+    ran = forked.run("doctor", "demo", "--chat-template", "/no/t.jinja")
+    assert (ran.returncode, "/no/t.jinja can't be read" in " ".join(ran.stdout.split())) == (1, True)
 
 
 def test_an_unknown_name_in_the_settings_file_names_the_nearest(tmp_path: Path) -> None:

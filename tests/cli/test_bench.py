@@ -29,10 +29,10 @@ def bench(command: str, *arguments: str) -> Result:
     return CliRunner().invoke(app, ["bench", command, *more, *arguments])
 
 
-def fails(*arguments: str) -> str:
+def fails(*arguments: str, code: int = 1) -> str:
     """The one line that it fails with."""
     result = bench(*arguments)
-    assert result.exit_code == 1, result.output
+    assert result.exit_code == code, result.output
     (line,) = result.stderr.strip().splitlines()
     assert line.startswith("treadle bench: ")
     return line
@@ -93,7 +93,8 @@ def test_compare_refuses_runs_that_are_not_alike(tmp_path: Path) -> None:
     with fake_server() as server:
         for path, seed in ((a, "1"), (b, "2")):
             bench("run", "-w", TINY, "--url", server.url, "--rounds", "1", "--seed", seed, "--json", str(path))
-    assert "can't be compared: seed of 'burst c=1 every_s=0.001 tokens=3' 1 and 2" in fails("compare", str(a), str(b))
+    refusal = fails("compare", str(a), str(b), code=2)
+    assert "can't be compared: seed of 'burst c=1 every_s=0.001 tokens=3' 1 and 2" in refusal
 
 
 def test_every_workload_is_listed_with_its_options() -> None:
@@ -134,7 +135,7 @@ def test_files_that_are_no_results_are_one_line(tmp_path: Path) -> None:
     torn.write_text('{"format": 1, "start')
     other.write_text("[]")
     assert "not whole JSON" in fails("report", str(torn))
-    assert "not a result of treadle bench" in fails("compare", str(other), str(other))
+    assert "not a result of treadle bench" in fails("compare", str(other), str(other), code=2)
     assert "there is no" in fails("report", str(tmp_path / "none.json"))
 
 
@@ -177,5 +178,9 @@ def test_an_interrupted_run_shows_and_keeps_the_rounds_that_are_over(tmp_path: P
         shown, said = process.communicate(timeout=60)
     assert (process.returncode, said.decode().strip()) == (130, "treadle bench: interrupted")
     assert "TTFT" in shown.decode()
-    (rounds,) = load(path).rounds.values()
-    assert 0 < len(rounds) < 10_000
+    result = load(path)
+    (rounds,) = result.rounds.values()
+    assert 0 < len(rounds) == result.rounds_done < result.rounds_planned == 10_000
+    assert result.stopped == "it was interrupted"
+    ending = f"The run ended early, after {len(rounds)} of 10000 rounds: it was interrupted"
+    assert ending in " ".join(shown.decode().split())

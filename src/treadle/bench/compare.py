@@ -47,7 +47,8 @@ class FigureCheck(msgspec.Struct, frozen=True):
 
 
 class Comparison(msgspec.Struct, frozen=True):
-    """All checks. `notes` are remarks for the reader: targets left out, other models or versions."""
+    """All checks. `notes` are remarks for the reader: targets left out, other models or versions, a run that ended
+    early."""
 
     checks: list[FigureCheck]
     notes: list[str]
@@ -64,6 +65,8 @@ def compare(a: Result, b: Result, thresholds: Mapping[str, float] | None = None)
     _refuse_unlike(a, b)
     pairs, notes = _pairs(a, b)
     limits = TOLERATED | dict(thresholds or {})
+    runs = {"first": a, "second": b}
+    notes += [f"the {which} run ended early: {run.stopped}" for which, run in runs.items() if run.stopped]
     checks = [check for workload in a.workloads for check in _checks(a, b, workload, pairs, limits)]
     if not any(check.limit for check in checks):
         raise BenchError("there is nothing to compare: no round in either run. Run the benchmark again")

@@ -16,7 +16,8 @@ STYLES = {"better": "green", "worse": "red", "even": ""}
 
 def engine_table(result: EngineResult) -> RenderableType:
     """Build a table of each batch size's figures side by side: medians, and the ratio with its least and most."""
-    table = Table(title=f"{result.model} ({result.dtype}), prompts of {result.prompt}, {result.tokens} tokens each")
+    load = f"{result.prompt} prompt tokens, {result.tokens} generated per sequence"
+    table = Table(title=f"{result.model} ({result.dtype}), {load}")
     for name in ("batch", "", OURS, THEIRS, "ratio"):
         table.add_column(name, justify="left" if not name else "right")
     for batch in result.batches:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from .ratios import Figure, Range
+from .samples import Result
 
 ARROWS = {"lower": "↓", "higher": "↑", "neither": ""}
 
@@ -69,6 +70,14 @@ def ratio_over_rounds(values: Range | None) -> str:
         return "–"
     low, high = digits(values.least), digits(values.most)
     return ratio(values.median) + ("" if low == high else f" ({low}..{high})")
+
+
+def ending(result: Result) -> str:
+    """Return why the run ended early and how much of it there is; empty for a whole run."""
+    if not result.stopped:
+        return ""
+    done = f"{result.rounds_done} of {result.rounds_planned} rounds"
+    return f"The run ended early, after {done}: {result.stopped}"
 
 
 def name(figure: Figure) -> str:

@@ -79,10 +79,15 @@ class _Page:
             f"<th>{name}</th>" for name in ("target", "version", "model", "compute path", "URL", "started with")
         )
         return (
-            f"<header><h1>treadle bench</h1></header><section><h2>What ran where</h2><dl>{listed}</dl>"
+            f"<header><h1>treadle bench</h1></header>{self._ending()}<section><h2>What ran where</h2><dl>{listed}</dl>"
             f'<div class="scroll"><table class="targets"><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>'
             "</div></section>"
         )
+
+    def _ending(self) -> str:
+        """Return the banner of a run that ended early; nothing for a whole one."""
+        ending = formatting.ending(self._result)
+        return f'<p class="ending">{text(ending)}</p>' if ending else ""
 
     def _target(self, target: TargetInfo) -> str:
         command = f"<code>{text(target.command)}</code>" if target.command else "ran already"
@@ -261,7 +266,7 @@ def _cell(row: FigureRow, name: str) -> str:
 def _chip(row: FigureRow, values: Range) -> str:
     """Return a ratio and its verdict, as a sign, a word and a colour."""
     verdict = ratios.judge(values, row.figure.better)
-    word = "" if verdict == "even" else f" {verdict}"
+    word = "" if verdict == "even" else f", {verdict}"
     return f'<span class="chip {verdict}">{SIGNS[verdict]} {formatting.ratio(values.median)}{word}</span>'
 
 

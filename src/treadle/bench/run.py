@@ -57,8 +57,8 @@ class Watcher(Protocol):
 
 
 async def run(plan: Plan, watcher: Watcher, on_progress: Callable[[Result], None] = lambda _: None) -> Result:
-    """Run everything; `on_progress` is called with the result so far after each round of all targets. Raises
-    BenchError. Servers that were started here have ended when this returns or raises."""
+    """Run everything; `on_progress` is called with the result so far after each round of all targets, and once more if
+    the run ends early. Raises BenchError. Servers that were started here have ended when this returns or raises."""
     _check(plan)
     async with contextlib.AsyncExitStack() as stack:
         targets = [await _ready(stack, plan, i, entry) for i, entry in enumerate(_entries(plan))]
@@ -70,15 +70,30 @@ async def run(plan: Plan, watcher: Watcher, on_progress: Callable[[Result], None
             endpoint=plan.endpoint,
             workloads={},
             rounds={},
+            rounds_planned=sum(map(len, plan.rounds)),
         )
-        for workloads in zip(*plan.rounds, strict=True):
-            rounds: list[Round] = []
-            for number, workload in enumerate(workloads, 1):
-                rounds += [await _round(plan, workload, target, number, watcher) for target in targets]
-                result.workloads[workload.name] = _info(workloads[:number])
-                result.rounds[workload.name] = rounds
+        try:
+            await _measure(plan, targets, result, watcher, on_progress)
+        except (BenchError, asyncio.CancelledError) as error:
+            result.stopped = error.message if isinstance(error, BenchError) else "it was interrupted"
+            if result.rounds:
                 on_progress(result)
+            raise
     return result
+
+
+async def _measure(
+    plan: Plan, targets: Sequence[Target], result: Result, watcher: Watcher, on_progress: Callable[[Result], None]
+) -> None:
+    """Add each workload's rounds to `result`."""
+    for workloads in zip(*plan.rounds, strict=True):
+        rounds: list[Round] = []
+        for number, workload in enumerate(workloads, 1):
+            rounds += [await _round(plan, workload, target, number, watcher) for target in targets]
+            result.workloads[workload.name] = _info(workloads[:number])
+            result.rounds[workload.name] = rounds
+            result.rounds_done += 1
+            on_progress(result)
 
 
 def _check(plan: Plan) -> None:

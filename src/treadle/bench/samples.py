@@ -105,7 +105,9 @@ class Machine(msgspec.Struct):
 
 class Result(msgspec.Struct):
     """A whole `treadle bench run`, as its JSON file holds it. `workloads` has one entry per workload that was run, with
-    its seed and options; `rounds[name]` are its rounds in the order in which they ran, targets interleaved."""
+    its seed and options; `rounds[name]` are its rounds in the order in which they ran, targets interleaved. `stopped`
+    is the reason for which the run ended early, empty if it did not. `rounds_planned` counts the rounds of all
+    workloads together, and `rounds_done` those that every target has finished; both are 0 in older files."""
 
     format: int
     started: str
@@ -114,6 +116,9 @@ class Result(msgspec.Struct):
     endpoint: str
     workloads: dict[str, WorkloadInfo]
     rounds: dict[str, list[Round]]
+    stopped: str = ""
+    rounds_done: int = 0
+    rounds_planned: int = 0
 
 
 class WorkloadInfo(msgspec.Struct):

@@ -44,6 +44,8 @@ figcaption small{display:block;font-weight:400;font-size:.85rem}
 .legend{display:flex;flex-wrap:wrap;gap:3px 18px;list-style:none;margin:8px 0 0;padding:0;font-size:.9rem}
 .legend li{overflow-wrap:anywhere;min-width:0}.swatch{width:30px;height:12px;vertical-align:-1px;margin-right:6px}
 .remarks{margin:8px 0 0;padding-left:18px;font-size:.9rem;overflow-wrap:anywhere}
+.ending{color:var(--bad);background:var(--bad-bg);border-radius:10px;padding:12px 20px;margin:18px 0;
+font-weight:600;overflow-wrap:anywhere}
 details{margin-top:10px}summary{cursor:pointer}
 svg{display:block;width:100%;height:auto}svg.swatch{display:inline-block}
 svg text{font:13px system-ui,-apple-system,"Segoe UI",sans-serif;fill:var(--soft)}

@@ -24,14 +24,16 @@ FIGURE_COLUMNS, VALUE_COLUMNS, RATIO_COLUMNS = 24, 26, 20
 
 def result_table(result: Result) -> RenderableType:
     """Build a table of each workload's figures: medians over the rounds with their least and most, the targets side by
-    side, and their ratios to the first in the same rounds. Below, the reasons of incomplete answers."""
+    side, and their ratios to the first in the same rounds. Below, the reasons of incomplete answers, and the reason of
+    a run that ended early."""
     found = sections(result)
     parts: list[RenderableType] = []
     for section in found:
         parts += [_heading(section), *map(_GridTable, section.grids), *map(_remark, section.remarks), Text()]
     if not parts:
         return Text("no workload was run")
-    return Group(*parts, Text(_how_to_read(result), style="dim"))
+    ending = [_remark(text)] if (text := formatting.ending(result)) else []
+    return Group(*parts, Text(_how_to_read(result), style="dim"), *ending)
 
 
 def _heading(section: Section | Sweep) -> Text:

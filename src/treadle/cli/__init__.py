@@ -58,7 +58,7 @@ def exit_code(error: Exception) -> int:
 
 def _print_usage_error(error: BaseException) -> int:
     """Print one line for a wrong command line; without arguments typer has printed the help already."""
-    message = error.format_message()  # type: ignore[attr-defined]
+    message = error.format_message().replace(": Value error, ", ": ")  # type: ignore[attr-defined]
     context = error.ctx  # type: ignore[attr-defined]
     if context is not None and context.info_name in SERVING and (refused := getattr(error, "option_name", "")):
         from .foreign_options import cure

@@ -77,7 +77,7 @@ def compare_command(
         typer.Option("--limit", help="FIGURE=RATIO: how much worse it may be.", metavar="FIGURE=RATIO"),
     ] = None,
 ) -> None:
-    """Say whether B is worse than A. Exit code 1 where a figure is over its limit."""
+    """Say whether B is worse than A. Exit code 1 where a figure is over its limit, 2 where they can't be compared."""
     from ..bench.compare import compare
     from ..bench.store import load
     from ..bench.tables import comparison_table
@@ -87,7 +87,7 @@ def compare_command(
         _console().print(comparison_table(comparison))
         return 0 if comparison.passed else 1
 
-    raise typer.Exit(run_reporting_errors(judge))
+    raise typer.Exit(run_reporting_errors(judge, error_code=2))
 
 
 @app.command("report")

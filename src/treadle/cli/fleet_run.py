@@ -21,6 +21,7 @@ from ..fleet.plan import FleetPlan
 from ..host_names import url_of
 from ..network_exposure import Reach, addresses, http_access
 from .secrets import forget_key, warn_of_command_line
+from .serve import first_call
 from .signals import ShutdownSignals
 
 COLORS = {"ready": "green", "healthy": "green", "down": "red", "failed": "red", "unhealthy": "red"}
@@ -80,16 +81,14 @@ class FleetReporter:
         if self._console.is_terminal:
             self._live = self._stack.enter_context(Live(console=self._console, refresh_per_second=4))
 
-    def ready(self, url: str, model: str) -> None:
-        body = f'{{"model":"{model}","messages":[{{"role":"user","content":"Hello!"}}],"max_tokens":40}}'
+    def ready(self, url: str, model: str, *, embeds: bool, chats: bool) -> None:
+        path, body = first_call(model, embeds=embeds, chats=chats)
         key = " -H 'Authorization: Bearer '\"$TREADLE_API_KEY\"" if self._has_key else ""
         self._console.print(f"[bold green]Ready[/] at {', '.join(self._reach.http)}")
         for access in self._reach.access:
             self._console.print(f"  access: {access.text}", style="bold yellow" if access.open else None, markup=False)
         self._console.print("Try:")
-        self._console.print(
-            f"  curl -s {url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{body}'", markup=False
-        )
+        self._console.print(f"  curl -s {url}{path}{key} -H 'Content-Type: application/json' -d '{body}'", markup=False)
 
     def view(self, view: FleetView) -> None:
         if self._live is not None:

@@ -140,7 +140,7 @@ SERVE = dict(_OPTIONS)
 
 _DOCTOR = (
     *("revision", "offline", "max_running", "context", "memory", "kv_bits", "threads", "kernels"),
-    *("draft", "spec_prefill", "spec_prefill_min"),
+    *("draft", "spec_prefill", "spec_prefill_min", "chat_template"),
 )
 DOCTOR = {name: SERVE[name] for name in ("model", "config", *_DOCTOR)}
 """Types of those that `doctor` has too."""

@@ -136,7 +136,7 @@ class TerminalReporter:
             "limits": f"{settings.max_running} running, {settings.waiting_places} waiting up to "
             f"{settings.max_wait_s:g} s, {capabilities.context:,} tokens of context",
             "clients": connections(self._limits),
-            "sampling": ", ".join(f"{k} {v:g}" for k, v in sampling.items()) or "as each request says",
+            "sampling": ", ".join(f"{k} {v:g}" for k, v in sampling.items()) or "defaults: OpenAI's (temperature 1)",
             "API": f"{url}/v1  (docs at {url}/docs, status at {url}/v1/status, metrics at {url}/metrics)",
         }
         self._print(f"[bold green]Ready[/] after {load_s:.1f} s")

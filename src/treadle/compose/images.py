@@ -45,7 +45,8 @@ def image_service(
 
 
 def check_image_hosts(settings: Settings, model: ServedModel) -> None:
-    """Raise ConfigError where images would be fetched for a model, which has been loaded, that takes none."""
+    """Raise ConfigError where images would be fetched for a model that takes none. Its text side has been loaded; the
+    engine is asked only once it is ready, as a tower may be missing."""
     if settings.image_hosts and (why := model.limits().no_images):
         raise ConfigError(f"`image_hosts` would do nothing: {why}; leave it out", param="image_hosts")
 

@@ -230,6 +230,7 @@ class Server:
         await aside(lambda: require_installed(self.settings.model))
         self._folder = await self._locate(engine, texts)
         text = await texts.load(self._folder.path, self.settings, engine.begin)
+        check_image_hosts(self.settings, model)
         await engine.supervisor.ready()
         assert engine.capabilities is not None
         check_image_hosts(self.settings, model)

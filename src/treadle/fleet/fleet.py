@@ -50,7 +50,7 @@ class FleetObserver(Protocol):
     """Receiver of the fleet's events, such as a terminal."""
 
     def starting(self, plan: FleetPlan) -> None: ...
-    def ready(self, url: str, model: str) -> None: ...
+    def ready(self, url: str, model: str, *, embeds: bool, chats: bool) -> None: ...
     def view(self, view: FleetView) -> None: ...
     def warning(self, text: str) -> None: ...
     def stopping(self) -> None: ...
@@ -124,7 +124,12 @@ class Fleet:
                 raise StartFailed(f"the gateway was not ready after {GATEWAY_START_S:g} s: see {self._gateway.log}")
             await _wait(shutdown, POLL_S)
         models = await _json(http, f"{self.url}/v1/models")
-        self._observer.ready(self.url, models["data"][0]["id"] if models.get("data") else self._plan.model)
+        model = models["data"][0]["id"] if models.get("data") else self._plan.model
+        worker = self._workers[0]
+        status = self._statuses[worker.member.name]
+        embeds = bool(((status.get("capabilities") or {}).get("embedding") or {}).get("only"))
+        chats = await takes_chats(http, worker.http, status.get("model", model))
+        self._observer.ready(self.url, model, embeds=embeds, chats=chats)
         return True
 
     def _restart_ended(self) -> None:
@@ -193,6 +198,14 @@ class Fleet:
             await asyncio.gather(*(worker.member.stop(grace_s) for worker in self._workers))
         finally:
             self.kill()
+
+
+async def takes_chats(http: httpx.AsyncClient, url: str, model: str) -> bool:
+    """Whether the worker at `url` takes chats; True if it does not say."""
+    body = {"model": model, "messages": [{"role": "user", "content": "Hello!"}]}
+    with contextlib.suppress(httpx.HTTPError):
+        return (await http.post(f"{url}/tokenize", json=body)).status_code != 400
+    return True
 
 
 async def _json(http: httpx.AsyncClient, url: str) -> dict[str, Any]:

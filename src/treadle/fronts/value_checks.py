@@ -38,7 +38,8 @@ def check_number(name: str, value: Any, low: float, high: float, *, above: bool 
         return None
     fits = not isinstance(value, bool) and isinstance(value, (int, float)) and math.isfinite(_float(value))
     if not fits or not (low < value if above else low <= value) or value > high:
-        span = f"above {low:g} and at most {high:g}" if above else f"from {low:g} to {high:g}"
+        bounds = (shown(low), shown(high))
+        span = "above {} and at most {}".format(*bounds) if above else "from {} to {}".format(*bounds)
         raise InvalidRequest(f"{name} is {shown(value)}: it must be a number {span}", param=name.partition("[")[0])
     return float(value)
 
@@ -63,5 +64,7 @@ def shown(value: Any) -> str:
     """Return a short spelling of a value for a refusal."""
     if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() > 128:
         return "a number of more than 128 bits"
+    if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
+        return str(int(value))
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."

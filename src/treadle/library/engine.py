@@ -116,6 +116,7 @@ class Engine:
         names, most = model_names(self.settings), self.settings.max_tokens
         steps = self.settings.prefill_tokens
         model = ServedModel(names, client, self._texts, most, images=images, prefill_tokens=steps)
+        check_image_hosts(self.settings, model)
         try:
             await client.start()
             self._check_wanted()

@@ -30,6 +30,7 @@ from ..regular_files import read_regular
 from .continuation import cut_at_marker, with_marker
 from .folder import FolderConfig, read_object, read_override
 from .template_traits import TemplateTraits, least_chats, probe
+from .text_view import NO_CHATS_CURE
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +39,6 @@ _MAX_S = 10.0
 _PROBES = ((0, 4), (1, 4), (1, 2))  # slices of the probe's turns: templates differ in the orders of roles they accept
 _IMAGE = {"type": "image"}
 _REASONING_KEYS = ("thinking", "reasoning")  # of messages, besides `reasoning_content`
-NO_CHATS_CURE = "use /v1/completions, or start the server with --chat-template FILE"
 _RESERVED_NAMES = frozenset({"messages", "tools", "add_generation_prompt"})
 
 

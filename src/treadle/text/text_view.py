@@ -14,6 +14,9 @@ from .detokenizer import Detokenizer
 from .images import AnySettings
 from .token_decoder import TokenDecoder
 
+NO_CHATS_CURE = "use /v1/completions, or start the server with --chat-template FILE"
+"""End of the refusal of a chat that the model's template, or its absence, makes impossible."""
+
 
 @dataclass(frozen=True, eq=False)
 class TextView:

@@ -21,8 +21,8 @@ from .images.prompt import ImageForm, ImageTexts, PlacedImage, images_of
 from .past_calls import PastCallWriter
 from .special_tokens import GuardedChat, Separator, SpecialTokenGuard
 from .template_traits import TemplateTraits
-from .templates import NO_CHATS_CURE, ChatTemplate, TemplateRefusal, find_template
-from .text_view import TextView
+from .templates import ChatTemplate, TemplateRefusal, find_template
+from .text_view import NO_CHATS_CURE, TextView
 from .token_decoder import ByteTokenDecoder, TokenDecoder
 from .turn_forms import forms
 from .window_decoder import WindowTokenDecoder

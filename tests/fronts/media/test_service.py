@@ -103,7 +103,7 @@ async def test_more_images_than_the_context_holds_are_refused_before_all_are_rea
     service = inline_service()
     before = InlineWorkers.made
     images = [needed(png(32, 32, seed), f"at{seed}") for seed in range(40)]
-    with pytest.raises(ContextLengthExceeded, match="context length is 50 tokens. However, your images up to at"):
+    with pytest.raises(ContextLengthExceeded, match=r"context length is 50 tokens\. However, your images up to at"):
         await prepared(service, *images, context=50)
     assert InlineWorkers.made == before + 1
     statistics = service.statistics()

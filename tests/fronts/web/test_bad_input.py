@@ -194,6 +194,24 @@ async def test_a_bad_field_is_a_400_that_names_it(path: str, fields: dict[str, A
         await still_works(f)
 
 
+HINTS: list[tuple[str, dict[str, Any], str, str]] = [
+    (CHAT, {"prompt": "a"}, "messages", "'prompt' is a field of /v1/completions"),
+    (CHAT, {"messages": HI, "prompt": "a"}, "prompt", "it is a field of /v1/completions; here use 'messages'"),
+    (CHAT, {"messages": HI, "input": "a"}, "input", "it is a field of /v1/responses; here use 'messages'"),
+    (TEXT, {"messages": HI}, "prompt", "'messages' is a field of /v1/chat/completions"),
+    (TEXT, {"prompt": "a", "messages": HI}, "messages", "of /v1/chat/completions; here use 'prompt'"),
+    (TEXT, {"prompt": "a", "timeout": 0}, "timeout", "is 0: it must be a number above 0 and at most 2147483647"),
+    (TEXT, {"prompt": "a", "temperature": 2.5}, "temperature", "temperature is 2.5: it must be a number from 0 to 2"),
+]
+
+
+@pytest.mark.parametrize(("path", "fields", "param", "words"), HINTS, ids=lambda v: str(v)[:50])
+@in_loop
+async def test_a_refusal_names_the_cure(path: str, fields: dict[str, Any], param: str, words: str) -> None:
+    async with front() as f:
+        refused(await f.post(path, fields), 400, param, words)
+
+
 BODIES: list[tuple[bytes, str]] = [
     (b"", "no body"),
     (b"  ", "no body"),

@@ -2,7 +2,7 @@
 
 A request that the document allows is answered, and one that it does not allow is refused; conditions beyond JSON Schema
 (a prompt's length in tokens, refusals of a model's template) are in the descriptions of status 400.
-`benchmarks/conformance.py` holds a server to it.
+Routes of Ollama's API are named in its description alone. `benchmarks/conformance.py` holds a server to it.
 """
 
 from __future__ import annotations
@@ -30,6 +30,19 @@ CHAT, TEXT, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddi
 COUNT_TOKENS = f"{ANTHROPIC_PATH}/count_tokens"
 RESPONSE, COMPACT, STORED = "/v1/responses", "/v1/responses/compact", "/v1/responses/{response_id}"
 INPUT_TOKENS = "/v1/responses/input_tokens"
+GENERATING = (CHAT, TEXT, ANTHROPIC_PATH, RESPONSE)
+"""Beginnings of the paths that only models which generate text answer."""
+DESCRIPTION = """\
+Also served:
+
+- `POST /v1/tokenize` and `/v1/detokenize`, the same as `/tokenize` and `/detokenize`.
+- Ollama's API, with its own fields: `POST /api/chat`, `/api/generate`, `/api/embed`, `/api/embeddings` and `/api/show`;
+  `GET /api/tags`, `/api/ps` and `/api/version`.
+"""
+EMBEDS_ONLY = """\
+This model makes embeddings and generates no text: routes that generate answer 400, and they and their counts of tokens
+are not listed here.
+"""
 FAILURES = {
     "400": "The request asks for something wrong: `error.param` names the field. Also: a prompt longer than the "
     "model's context, messages that the model's chat template refuses, more sequences than the server has places",
@@ -66,7 +79,8 @@ def request_body(schema: str) -> Schema:
 
 
 def _document(app: FastAPI, facts: ServerFacts) -> Schema:
-    document = get_openapi(title=app.title, version=app.version, routes=app.routes)
+    description = f"{EMBEDS_ONLY}\n{DESCRIPTION}" if facts.embeds_only else DESCRIPTION
+    document = get_openapi(title=app.title, version=app.version, description=description, routes=app.routes)
     components = document.setdefault("components", {})
     components_kept = {
         name: definition for name, definition in components.get("schemas", {}).items() if name not in VALIDATION
@@ -85,6 +99,8 @@ def _document(app: FastAPI, facts: ServerFacts) -> Schema:
             _complete(path, operation, bodies=method != "head")
     _add_examples(paths, facts)
     _add_model_names(paths, facts)
+    if facts.embeds_only:
+        document["paths"] = {path: of for path, of in paths.items() if not path.startswith(GENERATING)}
     if facts.needs_key:
         components["securitySchemes"] = KEY_SCHEMES
         document["security"] = [{name: []} for name in KEY_SCHEMES]

@@ -31,6 +31,8 @@ REPLACEMENTS = {
     "system": "messages, with a first one of role 'system'",
 }
 """Other servers' fields without a direct equivalent, with their replacements."""
+ROUTES = {"messages": "/v1/chat/completions", "prompt": "/v1/completions", "input": "/v1/responses"}
+"""The field that holds the text of a request, with the route that takes it: each route takes one of them."""
 
 
 def read(shape: type[Body], value: dict[str, Any]) -> Body:
@@ -50,7 +52,9 @@ def _refusal(shape: type[BaseModel], value: dict[str, Any], details: list[ErrorD
     if worst["type"] == "extra_forbidden":
         return InvalidRequest(f"unknown field '{path}'{_instead(shape, path)}", param=path)
     if worst["type"] == "missing":
-        return InvalidRequest(f"{path} is missing: it must be given", param=path)
+        other = next((name for name in ROUTES if path in ROUTES and name in value), None)
+        cure = f"'{other}' is a field of {ROUTES[other]}" if other else "it must be given"
+        return InvalidRequest(f"{path} is missing: {cure}", param=path)
     expected = " or ".join(dict.fromkeys(_expected(d) for d in first if _path(d, value) == path))
     return InvalidRequest(f"{path} is {_describe(worst['input'])}: it must be {expected}", param=path)
 
@@ -70,6 +74,9 @@ def _instead(shape: type[BaseModel], path: str) -> str:
     parent, _, name = path.rpartition(".")
     if not parent and name in REPLACEMENTS:
         return f": use {REPLACEMENTS[name]}"
+    if not parent and name in ROUTES:
+        own = " or ".join(f"'{field}'" for field in ROUTES if field in shape.model_fields)
+        return f": it is a field of {ROUTES[name]}; here use {own}"
     near = difflib.get_close_matches(name, list(_object_shape(shape, parent).model_fields), n=1)
     return f"; did you mean '{near[0]}'?" if near else ": leave it out"
 
@@ -83,6 +90,8 @@ def _object_shape(shape: type[BaseModel], name: str) -> type[BaseModel]:
 
 
 def _expected(detail: ErrorDetails) -> str:
+    if detail["type"] == "literal_error":
+        return str(detail["ctx"]["expected"])
     return EXPECTED.get(detail["type"], detail["msg"].lower())
 
 

@@ -26,7 +26,7 @@ class ServerFacts:
     """Facts of the running server for the document. `vocabulary`, `context` and `dimensions`, those of embeddings, are
     None until the model is loaded; `places` is the most sequences that one request may ask for, `max_tokens` the
     operator's cap. `needs_model`: each request must name the model; `spec_prefill`: long prompts may be prefilled in
-    part; `images`: requests may have images."""
+    part; `images`: requests may have images; `embeds_only`: the model generates no text."""
 
     names: tuple[str, ...]
     places: int
@@ -38,6 +38,7 @@ class ServerFacts:
     dimensions: int | None = None
     spec_prefill: bool = False
     images: bool = False
+    embeds_only: bool = False
 
 
 def limit_spec_prefill(requests: Mapping[str, Schema], facts: ServerFacts) -> None:

@@ -12,6 +12,7 @@ from tests.fronts.web.test_tools import CALL, CLOCK, ODD_ARGUMENTS, TOOLS, answe
 from tests.support.aio import in_loop
 from tests.support.answers import Answers
 from tests.support.asgi import Client, post
+from tests.support.bytes_text import bytes_text
 
 HI = [{"role": "user", "content": "hi"}]
 OPTIONS = {"num_predict": 500}
@@ -114,6 +115,17 @@ async def test_a_format_holds_the_answer() -> None:
         await chat(f, format="json", stream=False)
         kinds = [request.constraint.kind for request in f.runner.seen if request.constraint]
     assert kinds == ["json_schema", "json_object"]
+
+
+@in_loop
+async def test_a_model_without_a_template_names_raw_as_the_way_out() -> None:
+    async with front(text=bytes_text(chat_template=None)) as f:
+        for path, given in (("/api/generate", {"prompt": "hi"}), ("/api/chat", {"messages": HI})):
+            client = await f.post(path, {"model": "m", **given})
+            assert client.status == 400
+            assert 'use /api/generate with "raw": true' in client.json["error"]
+            assert "/v1/completions" not in client.json["error"]
+        assert (await generate(f, raw=True, stream=False)).status == 200
 
 
 @in_loop

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import re
 import shlex
 from collections import Counter
 from typing import Any
 
 import pytest
 
-from tests.fronts.web.server import Front, front
+from tests.fronts.web.server import Front, embeds_only, front
 from tests.fronts.web.site.reader import Page
 from tests.support.aio import in_loop
 from treadle.errors import ConfigError, JobFailed, MessageTimeout, ModelError, ReaderStalled, StartFailed, TreadleError
@@ -14,11 +15,11 @@ from treadle.fronts.web.errors import ClientLeft
 from treadle.fronts.web.site.docs import ERRORS, Docs, examples_of, operations_of
 from treadle.fronts.web.site.examples import ANSWERS, FIELDS, REQUESTS
 from treadle.fronts.web.site.fields import GROUPS, IDLE, Fields
-from treadle.fronts.web.site.snippets import Snippets
+from treadle.fronts.web.site.snippets import FirstCall, Snippets
 
 LEADS = {"/v1/chat/completions": "messages", "/v1/completions": "prompt"}
 WITH_ERRORS = ("errors", "content_coding", "request_routes", "responses.store")
-CALLER = Snippets("m", key_needed=False, chats=True, root="http://h")
+CALLER = Snippets("m", key_needed=False, first=FirstCall.CHAT, root="http://h")
 
 
 async def docs(f: Front, **headers: str) -> Page:
@@ -82,6 +83,33 @@ async def test_the_examples_name_the_served_model_and_work_as_they_stand() -> No
                 client = await f.get(path)
             runs_no_more = path.endswith("/cancel")
             assert client.status == (404 if runs_no_more else 200), code
+
+
+@in_loop
+async def test_an_embedding_model_is_documented_with_calls_that_it_answers() -> None:
+    async with front() as f:
+        embeds_only(f)
+        page = await docs(f)
+        calls = [code for code in page.code if code.startswith("curl ")]
+        assert calls[0].startswith("curl http://localhost/v1/embeddings")
+        for code in calls:
+            words = shlex.split(code)
+            if "-d" in words:
+                path = words[1].removeprefix("http://localhost")
+                assert (await f.post(path, [words[words.index("-d") + 1].encode()])).status == 200, code
+        assert "generates no text" in page.text
+
+
+@in_loop
+async def test_the_page_names_every_route_that_the_document_leaves_out() -> None:
+    async with front() as f:
+        page, documented = await docs(f), (await f.get("/openapi.json")).json["paths"]
+        included = [getattr(route, "original_router", route) for route in f.app.routes]
+        routes = [inner for one in included for inner in getattr(one, "routes", [one])]
+        paths = (re.sub(r":\w+}", "}", route.path) for route in routes)
+        served = {path for path in paths if path.startswith(("/api/", "/v1/"))}
+        assert "/api/show" in served
+        assert {path for path in served - set(documented) if path not in page.text} == set()
 
 
 @in_loop

@@ -7,14 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from tests.fronts.web.server import Front, forever, front
+from tests.fronts.web.server import Front, embeds_only, forever, front
 from tests.fronts.web.site.reader import Page, contrast
 from tests.support.aio import in_loop
 from tests.support.asgi import Client, post
 from treadle.fronts.web.site.home import root_of
 from treadle.fronts.web.site.negotiate import wants_html
 from treadle.fronts.web.site.shell import POLICY, STYLE
-from treadle.fronts.web.site.snippets import Snippets, pretty
+from treadle.fronts.web.site.snippets import FirstCall, Snippets, pretty
 
 BROWSER = "text/html,application/xhtml+xml,application/xml;q=0.9,image/avif,*/*;q=0.8"
 HOSTILE = "a'b\"<script>alert(1)</script>&$(id)`\\n"
@@ -152,13 +152,20 @@ def test_the_address_is_the_clients_where_it_is_one(host: bytes, root: str) -> N
 
 
 @pytest.mark.parametrize("model", ["m", HOSTILE, "модель", "org/name-4bit", "x\n-d @/etc/passwd"])
-@pytest.mark.parametrize("chats", [True, False])
+@pytest.mark.parametrize(
+    ("first", "path"),
+    [
+        (FirstCall.CHAT, "chat/completions"),
+        (FirstCall.COMPLETION, "completions"),
+        (FirstCall.EMBEDDING, "embeddings"),
+    ],
+)
 @pytest.mark.parametrize("key_needed", [True, False])
-def test_snippets_quote_the_model_for_their_language(model: str, chats: bool, key_needed: bool) -> None:
-    caller = Snippets(model, key_needed, chats, "http://h:1")
+def test_snippets_quote_the_model_for_their_language(model: str, first: FirstCall, path: str, key_needed: bool) -> None:
+    caller = Snippets(model, key_needed, first, "http://h:1")
     code = {name: Page(f"<pre>{html}</pre>").code[0] for name, html in caller.all().items()}
     words = shlex.split(code["curl"])
-    assert words[:2] == ["curl", f"http://h:1/v1/{'chat/completions' if chats else 'completions'}"]
+    assert words[:2] == ["curl", f"http://h:1/v1/{path}"]
     assert json.loads(words[words.index("-d") + 1])["model"] == model
     assert ("Authorization: Bearer $TREADLE_API_KEY" in words) is key_needed
     (call,) = [n for n in ast.walk(ast.parse(code["Python"])) if isinstance(n, ast.keyword) and n.arg == "model"]
@@ -201,3 +208,18 @@ async def test_a_model_without_a_chat_template_is_not_asked_to_chat() -> None:
         f.texts.loaded = replace(f.texts.loaded, chat_template=None, no_chats="this model has no chat template")
         page = Page((await home(f)).body.decode())
         assert page.code[1].startswith("curl http://localhost/v1/completions")
+
+
+@in_loop
+async def test_an_embedding_model_is_shown_with_embeddings() -> None:
+    async with front() as f:
+        embeds_only(f)
+        page = Page((await home(f)).body.decode())
+        curl, python, javascript = page.code[1:4]
+        assert curl.startswith("curl http://localhost/v1/embeddings")
+        words = shlex.split(curl)
+        assert (await f.post("/v1/embeddings", [words[words.index("-d") + 1].encode()])).status == 200
+        assert "client.embeddings.create(" in python
+        assert "client.embeddings.create(" in javascript
+        assert "one input" in page.of("about")
+        assert "no KV cache" in page.of("about")

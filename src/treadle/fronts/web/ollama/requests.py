@@ -15,6 +15,7 @@ from ....errors import InvalidRequest, UnsupportedParameter
 from ....text import TextView
 from ....text.images import ImageSource
 from ....text.images.prompt import image_part
+from ....text.text_view import NO_CHATS_CURE
 from ...field_checks import checked, kind_of, require_type
 from ...generation.pieces import Usage, WholeChoice
 from ...prepared import PreparedPrompts
@@ -50,6 +51,7 @@ refused."""
 GENERATE = (*SHARED, "prompt", "system", "raw", "images")
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {"suffix": ("",), "template": ("",), "context": ([],)}
 """Fields of /api/generate that are not served, with their neutral values besides null."""
+RAW_CURE = 'use /api/generate with "raw": true, or start the server with --chat-template FILE'
 OWN_KEYS = ("thinking", "tool_name", "tool_calls", "images")
 
 
@@ -97,7 +99,13 @@ class ParsedOllama(ParsedRequest):
 
     def tokenize(self, model: TextModel, enter: Enter, most: int) -> PreparedPrompts:
         self.inner.layouts = self.layouts
-        return self.inner.tokenize(model, enter, most)
+        try:
+            return self.inner.tokenize(model, enter, most)
+        except InvalidRequest as error:
+            if not error.message.endswith(NO_CHATS_CURE):
+                raise
+            message = error.message.removesuffix(NO_CHATS_CURE) + RAW_CURE
+            raise InvalidRequest(message, param=error.param) from None
 
     def check_against(self, limits: Limits) -> ValidatedRequest:
         return self.inner.check_against(limits)

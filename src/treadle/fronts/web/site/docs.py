@@ -125,6 +125,7 @@ class Docs:
             contents=self._contents(),
             url=snippet(self._snippets.html(f"{ROOT}/v1"), label="the base URL"),
             key=KEY_NEEDED if self._snippets.key_needed else KEY_FREE,
+            about=about(info.get("description", "")),
         )
         return page(f"{info['title']} HTTP API", body, scripts=("common",))
 
@@ -297,6 +298,16 @@ def paragraphs(operation: Operation) -> str:
 def anchor(route: Operation) -> str:
     """Return the id of a route on the page."""
     return f"{route.method}-{slug(route.path)}"
+
+
+def about(description: str) -> str:
+    """Format the document's description: paragraphs, and lists of lines that begin with "- "."""
+    parts = []
+    for block_of_text in filter(None, description.strip().split("\n\n")):
+        lines = block_of_text.replace("\n  ", " ").split("\n")
+        items = "".join(f"<li>{prose(line.removeprefix('- '))}</li>" for line in lines)
+        parts.append(f"<ul>{items}</ul>" if lines[0].startswith("- ") else f"<p>{prose(' '.join(lines))}</p>")
+    return "".join(parts)
 
 
 def short(path: str) -> str:

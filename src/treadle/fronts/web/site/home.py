@@ -13,6 +13,7 @@ from starlette.responses import HTMLResponse, Response
 from starlette.types import Scope
 
 from ....core.capabilities import Capabilities
+from ....core.compute_path import Backend
 from ....engine.client import EngineClient
 from ....errors import EngineUnavailable
 from ....host_names import host_of
@@ -20,10 +21,10 @@ from ....units import size
 from ...served_models import ServedModel
 from .negotiate import wants_html
 from .shell import HEADERS, MARK, fill, page, snippet
-from .snippets import ROOT, Snippets
+from .snippets import ROOT, FirstCall, Snippets
 
 LINKS = {
-    "docs": ("docs", "API docs", "every route and field, with examples"),
+    "docs": ("docs", "API docs", "routes and fields, with examples"),
     "openapi": ("openapi.json", "OpenAPI", "the same for programs"),
     "models": ("v1/models", "Models", "the served model and its context"),
     "status": ("v1/status", "Status", "admission, requests, engine, caches"),
@@ -92,14 +93,17 @@ class Home:
 
     def snippets(self, root: str) -> Snippets:
         """Return the snippets for this server."""
-        return Snippets(self._model, self._key_needed, self._chats(), root)
+        return Snippets(self._model, self._key_needed, self._first_call(), root)
 
-    def _chats(self) -> bool:
-        """Whether the model can chat: False if it is known to have no chat template that does."""
+    def _first_call(self) -> FirstCall:
+        """Return a call that the model answers: a chat, unless it is known that it can't chat."""
+        capabilities = self._served.engine.capabilities
+        if capabilities is not None and capabilities.embedding.only:
+            return FirstCall.EMBEDDING
         try:
-            return not self._served.text().no_chats
+            return FirstCall.COMPLETION if self._served.text().no_chats else FirstCall.CHAT
         except EngineUnavailable:
-            return True
+            return FirstCall.CHAT
 
     def _about(self, *, known: bool) -> str:
         engine = self._served.engine
@@ -154,20 +158,23 @@ def _facts(capabilities: Capabilities, engine: EngineClient) -> Iterable[tuple[s
     """Yield facts about the model and the machine for a person: name, value, details."""
     parameters = f"{_count(capabilities.parameters)} parameters, " if capabilities.parameters else ""
     yield "Architecture", capabilities.architecture, f"{parameters}{capabilities.dtype}"
-    yield "Context", f"{capabilities.context:,} tokens", "prompt plus answer"
+    covers = "one input" if capabilities.embedding.only else "prompt plus answer"
+    yield "Context", f"{capabilities.context:,} tokens", covers
     details = capabilities.details
     software = f"mlx {details['mlx']}" if "mlx" in details else ""
     yield "Device", details.get("device", capabilities.device), ", ".join(filter(None, (capabilities.device, software)))
-    cache = (
-        f"KV cache up to {size(capabilities.kv.budget_bytes)}"
-        if capabilities.kv.budget_bytes
-        else "KV cache not limited"
-    )
     yield "Compute path", capabilities.compute.backend.value, capabilities.compute.summary()
-    yield "Memory", f"{size(capabilities.weight_bytes)} of weights", cache
+    yield "Memory", f"{size(capabilities.weight_bytes)} of weights", _cache(capabilities)
     admission = engine.admission.limits
     waiting = f"{admission.max_waiting} more wait up to {admission.max_wait_s:g} s"
     yield "Capacity", f"{admission.max_running} at once", waiting if admission.max_waiting else "others are refused"
+
+
+def _cache(capabilities: Capabilities) -> str:
+    if capabilities.compute.backend is Backend.ENCODER:
+        return "no KV cache"
+    budget = capabilities.kv.budget_bytes
+    return f"KV cache up to {size(budget)}" if budget else "KV cache not limited"
 
 
 def _count(count: float) -> str:

@@ -7,23 +7,33 @@ import json
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import Enum, auto
 from html import escape
 from typing import Any
 
 QUESTION = "What is the capital of France?"
 BEGINNING = "The capital of France is"
+TEXTS = ["The capital of France is Paris.", "A loom weaves cloth."]
 ROOT = "\0"
 """Placeholder of the server's address until the text is escaped: the page replaces it with the browser's view."""
 
 
+class FirstCall(Enum):
+    """The call that a model is shown with: one that it answers."""
+
+    CHAT = auto()
+    COMPLETION = auto()
+    EMBEDDING = auto()
+
+
 @dataclass(frozen=True)
 class Snippets:
-    """Snippets for one server: the model's name, whether an API key is needed, whether the model can chat, and the
-    server's `root` address, without a slash at its end. JSON is broken into lines of `width` characters."""
+    """Snippets for one server: the model's name, whether an API key is needed, the first call, and the server's `root`
+    address, without a slash at its end. JSON is broken into lines of `width` characters."""
 
     model: str
     key_needed: bool
-    chats: bool
+    first: FirstCall
     root: str
     width: int = 80
 
@@ -56,23 +66,25 @@ class Snippets:
         return ['-H "Authorization: Bearer $TREADLE_API_KEY"'] if self.key_needed else []
 
     def _curl(self) -> str:
-        if self.chats:
-            body = {
-                "model": self.model,
-                "messages": [{"role": "user", "content": QUESTION}],
-                "temperature": 0,
-                "max_tokens": 100,
-            }
-            return self.post("/v1/chat/completions", body)
-        return self.post(
-            "/v1/completions", {"model": self.model, "prompt": BEGINNING, "temperature": 0, "max_tokens": 100}
-        )
+        if self.first is FirstCall.EMBEDDING:
+            return self.post("/v1/embeddings", {"model": self.model, "input": TEXTS})
+        limits = {"temperature": 0, "max_tokens": 100}
+        if self.first is FirstCall.COMPLETION:
+            return self.post("/v1/completions", {"model": self.model, "prompt": BEGINNING, **limits})
+        messages = [{"role": "user", "content": QUESTION}]
+        return self.post("/v1/chat/completions", {"model": self.model, "messages": messages, **limits})
 
     def _python(self) -> str:
         key = 'os.environ["TREADLE_API_KEY"]' if self.key_needed else '"none"'
         head = ("import os\n\n" if self.key_needed else "") + "from openai import OpenAI\n\n"
         head += f'client = OpenAI(base_url="{ROOT}/v1", api_key={key})\n'
-        if self.chats:
+        if self.first is FirstCall.EMBEDDING:
+            return head + (
+                "answer = client.embeddings.create(\n"
+                f"    model={literal(self.model)},\n    input={literal(TEXTS)},\n)\n"
+                "print([one.embedding for one in answer.data])"
+            )
+        if self.first is FirstCall.CHAT:
             return head + (
                 "stream = client.chat.completions.create(\n"
                 f"    model={literal(self.model)},\n"
@@ -92,7 +104,13 @@ class Snippets:
         head = (
             f'import OpenAI from "openai";\n\nconst client = new OpenAI({{ baseURL: "{ROOT}/v1", apiKey: {key} }});\n'
         )
-        if self.chats:
+        if self.first is FirstCall.EMBEDDING:
+            return head + (
+                "const answer = await client.embeddings.create({\n"
+                f"  model: {literal(self.model)},\n  input: {literal(TEXTS)},\n}});\n"
+                "console.log(answer.data.map((one) => one.embedding));"
+            )
+        if self.first is FirstCall.CHAT:
             return head + (
                 "const stream = await client.chat.completions.create({\n"
                 f"  model: {literal(self.model)},\n"
@@ -114,9 +132,9 @@ class Snippets:
         return f"# the official SDKs read both\nexport OPENAI_BASE_URL={ROOT}/v1\nexport OPENAI_API_KEY={key}"
 
 
-def literal(text: str) -> str:
-    """Return `text` as a string literal of both Python and JavaScript."""
-    return json.dumps(text, ensure_ascii=False)
+def literal(value: str | list[str]) -> str:
+    """Return `value` as a literal of both Python and JavaScript."""
+    return json.dumps(value, ensure_ascii=False)
 
 
 def pretty(value: Any, indent: str = "", width: int = 80) -> str:
