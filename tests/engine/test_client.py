@@ -188,17 +188,20 @@ async def test_a_long_limit_is_between_a_wish_and_a_bound(limit: int | None, lea
     await scene.client.stop()
 
 
+@pytest.mark.parametrize(("gained", "times"), [(0, 3.0), (1, 3.0), (4, 0.75)])
 @in_loop
-async def test_steps_of_a_full_server_correct_what_is_promised():
+async def test_steps_of_a_full_server_correct_what_is_promised(gained: int, times: float):
+    """R2: by the tokens that a step gives, as with accepted drafts."""
     scene = await Scene(running=1, waiting=0).begin(TIMED)
     with scene.reserve(prompt=1, completion=20) as reservation:
         (generation,) = scene.submit(reservation)
         scene.admit(generation)
         for _ in range(60):
-            scene.owner.say(StepReport(step=2, statistics=EngineStatistics(steps=2, step_s=0.3)))
+            outputs = (Output(id=generation.id, tokens=(7,) * gained),)
+            scene.owner.say(StepReport(step=2, outputs=outputs, statistics=EngineStatistics(steps=2, step_s=0.3)))
         with pytest.raises(Busy) as refused:
             scene.reserve()
-        assert refused.value.retry_after_s == pytest.approx(3 * (20 * 0.1 + 0.01), rel=0.05)
+        assert refused.value.retry_after_s == pytest.approx(times * (20 * 0.1 + 0.01), rel=0.05)
     await scene.client.stop()
 
 

@@ -3,7 +3,7 @@
 Each lease has `service_s`, the seconds that one of its rows is expected to hold a slot, computed from step times of the
 warm-up. Two live corrections apply to all leases:
 
-- `pace`: the present duration of steps over that in the warm-up;
+- `pace`: the present duration of steps, by the tokens that a sequence gains in one, over that in the warm-up;
 - the answers' share: the part of the expected time that rows really needed, as many answers end before `max_tokens`.
 
 The row at place k of the queue (0: the next) gets the slot that comes free k-th. A slot that is taken again is held for
@@ -148,7 +148,7 @@ class Forecast:
         return since
 
     def step(self, ratio: float) -> None:
-        """Record that a step took `ratio` times the warm-up's, with all slots taken."""
+        """Record that a step took `ratio` times the warm-up's for each token of a sequence, with all slots taken."""
         self.pace += NEWEST * (ratio - self.pace)
 
     def _learn(self, lease: Lease, took_s: float) -> None:

@@ -205,7 +205,8 @@ class Gate:
         self._capacity.forecast.vacate(lease, now)
 
     def stepped(self, ratio: float) -> None:
-        """Record that a step took `ratio` times the warm-up's full step. Only steps of a full server count."""
+        """Record that a step took `ratio` times the warm-up's full step, for each token that a sequence gained. Only
+        steps of a full server count."""
         if self.rows >= self.limits.running:
             self._capacity.forecast.step(ratio)
 

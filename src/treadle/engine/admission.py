@@ -154,10 +154,11 @@ class Admission:
 
     # Measured times --------------------------------------------------------------------------------------------------
 
-    def stepped(self, step_s: float) -> None:
-        """Correct the forecast by the time of a step."""
+    def stepped(self, step_s: float, gained: float) -> None:
+        """Correct the forecast by the time of a step in which a sequence has gained so many tokens, in the mean: drafts
+        that are accepted and forced tokens make one worth several plain ones."""
         if self.capabilities is not None and self.capabilities.steps.decode_step_s:
-            self.gate.stepped(step_s / self.capabilities.steps.decode_step_s)
+            self.gate.stepped(step_s / gained / self.capabilities.steps.decode_step_s)
 
     def _service_s(self, prompt_tokens: int, answer_tokens: int) -> float:
         """Seconds that a sequence is expected to hold its slot in a full batch, by the warm-up's step times; 0 where

@@ -135,7 +135,8 @@ class Dispatch:
         """Hand the outputs of a step to their generations."""
         self.report = report
         now = self._clock()
-        self._admission.stepped(report.statistics.step_s)
+        gained = [len(output.tokens) for output in report.outputs if output.tokens]
+        self._admission.stepped(report.statistics.step_s, sum(gained) / len(gained) if gained else 1.0)
         for output in report.outputs:
             entry = self._live.get(output.id)
             if entry is not None:
