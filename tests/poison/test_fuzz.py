@@ -14,7 +14,7 @@ from tests.poison.fuzz.wires import Target
 
 SEED = 16
 CASES = {"json": 150, "http": 150, "http2": 40, "grpc": 150}
-CASES |= {"template": 150, "safetensors": 200, "gguf": 400, "config": 30, "tokenizer": 80}
+CASES |= {"template": 100, "safetensors": 200, "gguf": 400, "config": 20, "tokenizer": 80}
 MOST_S = 60.0
 
 

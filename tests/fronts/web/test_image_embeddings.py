@@ -158,7 +158,7 @@ async def test_the_pixels_of_an_input_go_when_it_has_its_vector() -> None:
         ({"messages": ASKED, "input": "a"}, "either messages", "messages"),
         ({"messages": []}, "empty", "messages"),
         ({"messages": ASKED, "mm_processor_kwargs": {"a": 1}}, "not supported", "mm_processor_kwargs"),
-        ({"messages": [turn(*[url_part()] * 5000)]}, "5000 images are", "messages[0].content[0].image_url.url"),
+        ({"messages": [turn(*[url_part()] * 5000)]}, "5000 images have", "messages[0].content[0].image_url.url"),
         ({"input": ["a", {"content": [url_part()] * 700 + [text("x" * 1500)]}]}, "5719 tokens", "input[1]"),
         (
             {"messages": ASKED, "continue_final_message": True, "add_generation_prompt": True},
@@ -187,7 +187,7 @@ async def test_images_of_several_inputs_have_several_contexts() -> None:
         one = {"content": [url_part(data_url(png(64, 64, seed))) for seed in range(12)]}
         bad = await f.post(PATH, {"input": [one, "x"]})
         assert bad.json["error"]["code"] == "context_length_exceeded"
-        assert "context is 300 for each of 2 inputs" in bad.json["error"]["message"]
+        assert "640 tokens in 2 inputs" in bad.json["error"]["message"]
 
 
 @pytest.mark.parametrize("inline_bytes", [strict_json.INLINE_BYTES, 0])

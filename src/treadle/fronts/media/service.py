@@ -290,7 +290,7 @@ class _Total:
         """Count an image. Raises ContextLengthExceeded."""
         self._tokens += self._settings.text(layout).count(self._settings.token)
         if self._tokens > self._context * self._prompts:
-            each = f", for {self._prompts} inputs" if self._prompts > 1 else ""
+            each = f" in {self._prompts} inputs" if self._prompts > 1 else ""
             raise ContextLengthExceeded(
                 beyond_context(
                     self._context,
