@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
-from tests.support.grammars import Grammars, byte_tokenizer, regex, schema
+from tests.support.grammars import Grammars, byte_tokenizer, lark, regex, schema
 from treadle.core.messages import Constraint
 from treadle.grammar import completions
 from treadle.grammar.completions import Ending, Search, completes, ending_of, growth
@@ -33,6 +34,7 @@ def test_a_search_in_pieces_finds_the_same_as_a_whole_one() -> None:
         assert not pieces.over or found == expected
         assert pieces.way == expected[: len(pieces.way)]
     assert runs > 3
+    assert pieces.run(8) == expected, "it is still known"
     assert completes(GRAMMARS.matcher(LONG), expected)
 
 
@@ -57,6 +59,45 @@ def test_a_completion_is_shortened_by_another_token_in_one_place() -> None:
     constraint = regex("0[a-z]{9}|z")
     assert search(constraint).run(10_000) != list(b"z")
     assert ending(constraint).first == tuple(b"z")
+
+
+@pytest.mark.parametrize(
+    ("constraint", "first"),
+    [
+        (regex(r"(.|\n)*<\/done>"), b"</done>"),
+        (regex(r"(a|\n.)*(.*\n---\n)"), b"\n---\n"),
+        (lark('start: text "done"\ntext[stop="</a>"]: /(.|\\n)*/'), b"</a>done"),
+        (lark('start: text "done"\ntext[suffix="</a>"]: /(.|\\n)*/'), b"</a>done"),
+        (lark('start: (/[a-z]/ "=" /[a-z]/ ";")* "z=" "end"'), b"z=end"),
+        (lark('start: item* "z=" "end"\nitem: /[a-z]/ "=" /[a-z]/ ";"'), b"z=end"),
+        (schema({"type": "string", "pattern": r"^(.|\n)*-=\+$"}), b'"-=+"'),
+    ],
+)
+def test_texts_behind_repetitions_are_ends(constraint: Constraint, first: bytes) -> None:
+    assert bytes(ending(constraint).first or ()) == first
+
+
+def test_comments_name_no_ends_of_patterns() -> None:
+    """The quotes of a long one would each be scanned to the end of its line."""
+    found = ending(lark("start: /a*bc/ // /x*junk/"))
+    assert found.first == tuple(b"bc")
+    assert tuple(b"junk") not in found.candidates
+
+
+def test_another_branch_is_tried_where_the_first_one_has_no_end() -> None:
+    """Any text goes on until its greedy terminal can't be left."""
+    assert ending(lark('start: "(" /(.|\\n)+/ ")" | "z"')).first == tuple(b"z")
+
+
+def test_other_candidates_are_taken_in_circles_alone() -> None:
+    """What does not belong to the circle has its shortest texts."""
+    fields = {name: {"type": "string"} for name in ("title", "body", "note")}
+    value = {"type": "object", "properties": fields, "required": list(fields), "additionalProperties": False}
+    value["x-guidance"] = {"whitespace_flexible": False}
+    found = ending(
+        lark(f'start: "m" again | "m" "f" object\nagain: "a" ";" start\nobject: %json {json.dumps(value)}')
+    ).first
+    assert bytes(found or ()) == b'mf{"title":"","body":"","note":""}'
 
 
 def test_a_grammar_that_is_complete_needs_nothing() -> None:

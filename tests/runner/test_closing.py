@@ -309,7 +309,7 @@ CIRCLES = regex("(abcd|abc|abce)+x(1|2|3)z{90}", close_at_limit=True)
 
 
 @pytest.mark.parametrize(("constraint", "drawn"), [(LONG, b"-"), (CIRCLES, b"abcd"), (TREE, b'{"o":{"k":"')])
-def test_a_row_that_knows_no_completion_takes_the_way_of_a_search_a_step_at_a_time(
+def test_a_row_that_knows_no_completion_takes_that_of_a_search_of_many_steps(
     constraint: Constraint, drawn: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     row = made(constraint, "bytes", 600)
@@ -356,6 +356,33 @@ def test_a_text_is_closed_by_its_end_and_is_its_own_up_to_there() -> None:
     drawn = b"the quick brown fox jumps over the lazy dog" * 3
     for most in (8, 9, 50):
         assert take(made(TEXT, "bytes", most), drawn) == drawn[: most - 8] + b" and out"
+
+
+def test_a_text_is_its_own_while_searches_are_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step has time for one mask. The completion is that of an earlier state until the search is over."""
+    real = Search.run
+    monkeypatch.setattr(Search, "run", lambda search, work, seconds=math.inf: real(search, 1, seconds))
+    long: dict[str, Any] = {"title": {"type": "string"}, "body": {"type": "string"}, "n": {"type": "integer"}}
+    value = {
+        "anyOf": [
+            {"type": "object", "properties": fields, "required": list(fields), "additionalProperties": False}
+            for fields in (long, {"a": {"type": "string"}})
+        ]
+    }
+    drawn = b'{"title":"The fox","body":"' + b"the quick brown fox jumps over the lazy dog" * 6
+    for most in (80, 200):
+        taken = take(made(schema(value, close_at_limit=True), "bytes", most), drawn)
+        assert taken == drawn[: most - len(b'","n":0}')] + b'","n":0}'
+
+
+def test_a_text_that_nothing_can_close_is_its_own_to_its_limit() -> None:
+    """Behind other texts the greedy terminal takes the beginning of the end for its own."""
+    constraint = lark('start: "<a>" TEXT "</answer>"\nTEXT: /[^<]*(<[^\\/][^<]*)*/', close_at_limit=True)
+    grammars, drawn = Grammars(VOCABULARIES["bytes"]), b"<a>" + b"hello " * 50
+    row = row_constraint(Submit("r", (1,), 200, stop_token_ids=(STOP,), constraint=constraint), (), 300, grammars)
+    assert row is not None
+    assert take(row, drawn) == drawn[:200]
+    assert grammars.statistics.not_closed == 1
 
 
 def test_a_row_that_knows_no_completion_at_all_keeps_its_tokens_while_one_is_searched(

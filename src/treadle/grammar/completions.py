@@ -7,11 +7,11 @@ import math
 import re
 import time
 from collections import Counter
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import chain
+from itertools import chain, islice
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +19,7 @@ from llguidance import LLMatcher, LLTokenizer
 from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
 
 _CLOSING = (
-    *('"]}', '"}]', '"}}', '"]]', '""', '"}', '"]', '"', "[]", "{}", "}]}", "}}}", "]}", "}]", "}}", "]]", "}", "]"),
+    *('""', '"]}', '"}]', '"}}', '"]]', '"}', '"]', '"', "[]", "{}", "}]}", "}}}", "]}", "}]", "}}", "]]", "}", "]"),
     *("0", "1", "2", "3", "4", "5", "6", "7", "8", "9", "null", "true", "false"),
 )
 """Texts that bring JSON nearer to its end, the better ones first."""
@@ -31,8 +31,6 @@ WORK_A_STEP = 16 * _MASK
 """Most work of a row's search in one step, 1 to 2 ms."""
 STEP_S = 0.004
 """Most CPU time of it, but for the mask at its end: over large vocabularies a mask of any text takes up to 10 ms."""
-_MASKS_A_PLACE = WORK_A_STEP // _MASK - 2
-"""Most masks behind candidates of one place in a search whose way is taken: with the place's own one, a step's work."""
 _MOST_WORK = 2048 * _MASK
 """Most work of a search. It is enough for a thousand tokens."""
 _SHORTENING = 256 * _MASK
@@ -40,11 +38,11 @@ _SHORTENING = 256 * _MASK
 _SKIPPED = 64
 """Most tokens of a known completion that another token may take the place of."""
 _MOST_VISITS = 64
-"""Most times that the first way comes to the same mask: beyond, it goes round in circles."""
+"""Most times that the first way comes to the same mask, or takes a token without one: beyond, it goes in circles."""
 _MOST_ENDS = 8
-"""Most ends of texts that a search tries as a whole."""
+"""Most texts of each kind that a search tries as a whole: those behind repetitions, ends of texts and of patterns."""
 _MOST_S = 1.0
-"""Most seconds of a thread's CPU time for a first completion."""
+"""Most seconds of a thread's CPU time for a first completion. Each way to search it has half of what is left."""
 _SHORTENING_S = 0.1
 """Most of them for shorter ones."""
 _BITS = 32
@@ -60,8 +58,8 @@ _Steps = Generator[None, None, list[int] | None]
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """Facts for completions of a grammar: what a search tries first, single tokens and ends of texts; the shortest
-    completion found from the grammar's beginning (None: none was found); and `growth`."""
+    """Facts for completions of a grammar: what a search tries first, texts behind repetitions, ends of texts and single
+    tokens; the shortest completion found from the grammar's beginning (None: none was found); and `growth`."""
 
     candidates: tuple[_Tokens, ...]
     first: _Tokens | None
@@ -71,18 +69,20 @@ class Ending:
 def ending_of(tokenizer: LLTokenizer, grammar: str, beginning: LLMatcher) -> Ending:
     """Return the ending of `grammar`. It takes tens of milliseconds, about a second at most. `beginning` is a matcher
     at its beginning."""
-    known = (*_special_tokens(tokenizer, grammar), *_ends(tokenizer, grammar), *_usual_tokens(tokenizer))
-    candidates = tuple(dict.fromkeys(known))
+    text = _written(grammar)
+    known = [*_texts_behind(tokenizer, text), *_special_tokens(tokenizer, text), *_ends(tokenizer, text)]
+    candidates = tuple(dict.fromkeys([*known, *_usual_tokens(tokenizer)]))
     return Ending(candidates, shortest(tokenizer, candidates, beginning), growth(tokenizer, grammar))
 
 
 def shortest(tokenizer: LLTokenizer, candidates: Sequence[_Tokens], beginning: LLMatcher) -> _Tokens | None:
     """Return the shortest completion found by searches for any, and then for shorter ones with another candidate in one
     place; None where none is found."""
-    found, end = None, time.thread_time() + _MOST_S
-    for turns in (None, False, True):
-        search = Search(tokenizer.vocab_size, candidates, beginning, _MOST_WORK, turns=turns)
-        if (found := _whole(search, end)) is not None:
+    found, last = None, time.thread_time() + _MOST_S
+    for detour, patient in ((False, False), (True, False), (False, True)):
+        search = Search(tokenizer.vocab_size, candidates, beginning, _MOST_WORK, detour=detour, patient=patient)
+        now = time.thread_time()
+        if (found := _whole(search, now + (last - now) / 2)) is not None:
             break
     work, end = _SHORTENING, time.thread_time() + _SHORTENING_S
     while found:
@@ -113,12 +113,9 @@ class Search:
     """Search for up to `most` tokens that complete a grammar from the state of `matcher`, which is copied.
 
     At each place it takes the first candidate after which the grammar goes on differently, until `known` tokens, or the
-    last ones of them, complete it. With `detour` it takes another candidate in one place. It does `work` at most. `way`
-    are the tokens taken so far, `over` is true at the end.
-
-    With `turns` its way can be taken while it goes on: the way only grows, by a token or more with each `WORK_A_STEP`,
-    whatever `work` says. The candidates of a place that take longer are tried where its mask comes again. True takes
-    another candidate at each visit of a mask, False at some after the 64th one.
+    last ones of them, complete it. Where that goes round in circles, it takes another candidate at each visit of their
+    masks; if `patient`, at some after the 64th one. With `detour` it takes another candidate in one place. It does
+    `work` at most. `way` are the tokens taken so far, `over` is true at the end.
     """
 
     def __init__(
@@ -130,39 +127,35 @@ class Search:
         known: Sequence[int] = (),
         *,
         detour: bool = False,
-        turns: bool | None = None,
+        patient: bool = False,
         work: int = _MOST_WORK,
     ) -> None:
-        self.work = work if turns is None else WORK_A_STEP * (most + 1)
+        self.work = work
         self.way: list[int] = []
         self.over = False
+        self._found: list[int] | None = None
         self._vocabulary = vocabulary
         self._candidates = candidates
         self._better: dict[int, _Tokens] = {}  # by hashes of masks: the first option after which the mask was another
-        self._untried: dict[int, Iterator[_Tokens]] = {}  # likewise, the options of places that were left early
-        self._masks_a_place = None if turns is None else _MASKS_A_PLACE
+        self._patient = patient
+        self._circles: set[int | _Tokens] = set()  # hashes of masks that the first way came to again and again
         self._known: dict[int, list[list[int]]] = {}  # by their first tokens
         for skipped in range(min(len(known), _SKIPPED)):
             self._known.setdefault(known[skipped], []).append(list(known[skipped:]))
         matcher = matcher.deep_copy()
-        if turns is not None:
-            self._steps = self._way(matcher, most, turns=turns)
-        else:
-            self._steps = self._detour(matcher, most) if detour else self._walk(matcher, most)
+        self._steps = self._detour(matcher, most) if detour else self._walk(matcher, most)
 
     def run(self, work: int, seconds: float = math.inf) -> list[int] | None:
         """Do about so much `work`, or less where that takes `seconds` of the thread's CPU time: a mask more at most.
         Return the completion; None where there is none, or none yet (not `over`)."""
         end, last = max(0, self.work - work), time.thread_time() + seconds
         try:
-            while self.work > end and time.thread_time() < last:
+            while self.work > end and not self.over and time.thread_time() < last:
                 next(self._steps)
         except StopIteration as stopped:
-            self.over = True
-            found: list[int] | None = stopped.value
-            return found
-        self.over = self.work <= 0
-        return None
+            self.over, self._found = True, stopped.value
+        self.over = self.over or self.work <= 0
+        return self._found
 
     def _detour(self, matcher: LLMatcher, most: int) -> _Steps:
         way: list[int] = []
@@ -184,38 +177,49 @@ class Search:
         return None
 
     def _walk(self, matcher: LLMatcher, most: int) -> _Steps:
-        """Return the first way. Where it goes round in circles, take another candidate at each visit of a mask."""
-        for turns in (False, True):
-            if (way := (yield from self._way(matcher.deep_copy(), most, turns=turns))) is not None:
-                return way
-        return None
+        """Return the first way, or where that goes round in circles the one out of them."""
+        self._circles = set()
+        way = yield from self._way(matcher.deep_copy(), most)
+        return (yield from self._way(matcher, most)) if way is None and self._circles else way
 
-    def _way(self, matcher: LLMatcher, most: int, *, turns: bool) -> _Steps:
+    def _way(self, matcher: LLMatcher, most: int) -> _Steps:
+        turns = bool(self._circles)
         way = self.way = list[int]()
-        visits: Counter[int] = Counter()
+        visits: Counter[int | _Tokens] = Counter()
         words: _Words | None = None
         while not matcher.is_accepting():
             if len(way) >= most:
+                self._circles = {key for key in visits if visits[key] > 1}
                 return None
             if forced := _forced(matcher):
                 way += forced
                 words = None
+                if option := self._continued(matcher, forced[-1]):
+                    tokens, matcher = option
+                    way += tokens
+                    self.work -= 1
+                    yield
                 continue
             if (rest := self._joined(matcher, most - len(way))) is not None:
                 return way + rest
             if words is None and not turns and (option := self._obvious(matcher)):
-                tokens, matcher = option
-                way += tokens
-                yield
-                continue
+                tokens, after = option
+                visits[tokens] += 1
+                if visits[tokens] < _MOST_VISITS:
+                    way += tokens
+                    matcher = after
+                    yield
+                    continue
             if words is None:
                 words = yield from self._mask(matcher)
             before = visits[key := hash(words.tobytes())]
             visits[key] += 1
-            circles = before >= _MOST_VISITS
-            if circles and not turns and self._masks_a_place is None:
-                return None
-            skipped = before if turns else before // _ALTERNATIVES if circles and before % _ALTERNATIVES == 0 else 0
+            skipped = before if key in self._circles else 0
+            if before >= _MOST_VISITS and not turns:
+                if not self._patient:
+                    self._circles = {key for key in visits if visits[key] > _MOST_VISITS // 2}
+                    return None
+                skipped = 0 if before % _ALTERNATIVES else before // _ALTERNATIVES
             if not (options := (yield from self._options(matcher, words, skipped + 1))):
                 return None
             tokens, matcher, words = options[skipped % len(options)]
@@ -231,6 +235,13 @@ class Search:
                         return rest
         return None
 
+    def _continued(self, matcher: LLMatcher, first: int) -> tuple[_Tokens, LLMatcher] | None:
+        """Return the rest of a candidate that may come behind its `first` token, and the matcher behind that."""
+        for tokens in self._candidates:
+            if len(tokens) > 1 and tokens[0] == first and (after := _behind(matcher, tokens[1:])):
+                return tokens[1:], after
+        return None
+
     def _obvious(self, matcher: LLMatcher) -> tuple[_Tokens, LLMatcher] | None:
         """Return an end of a text, or the first other candidate that may come, and the matcher behind it, where that
         needs no mask: because the grammar is complete then, or a certain token must follow."""
@@ -239,8 +250,7 @@ class Search:
             if (after := _behind(matcher, tokens)) is not None:
                 if after.is_accepting() or after.compute_ff_tokens():
                     return tokens, after
-                if len(tokens) == 1:
-                    break
+                break
         return None
 
     def _mask(self, matcher: LLMatcher) -> Generator[None, None, _Words]:
@@ -255,9 +265,8 @@ class Search:
         """Return up to `count` tokens that `words` allow, the bitmask of `matcher`: first those that lead to another
         state, as far as masks show it."""
         key, found, others = hash(words.tobytes()), list[_Option](), list[_Option]()
-        better, untried = self._better.get(key), self._untried.pop(key, None)
-        rest = self._tokens(words, better) if untried is None else chain(untried, [better] if better else ())
-        for tokens in rest:
+        better = self._better.get(key)
+        for tokens in self._tokens(words, better):
             if len(found) == count:
                 break
             if (after := _behind(matcher, tokens)) is None:
@@ -268,11 +277,8 @@ class Search:
             next_words = yield from self._mask(after)
             differs = not np.array_equal(next_words, words)
             (found if differs else others).append((tokens, after, next_words))
-            if not differs and len(others) == self._masks_a_place:
-                self._untried[key] = rest
-                break
         options = [*found, *others][:count]
-        if options and (better is None or untried is not None):
+        if options and better is None:
             self._better[key] = options[0][0]
         return options
 
@@ -305,26 +311,59 @@ def _forced(matcher: LLMatcher) -> list[int]:
     return forced[: matcher.try_consume_tokens(forced)] if forced else []
 
 
-def _special_tokens(tokenizer: LLTokenizer, grammar: str) -> list[_Tokens]:
+def _written(grammar: str) -> str:
+    """Return the Lark texts and the JSON schemas of a grammar, which may be a list of them in JSON."""
+    if not grammar.startswith("{"):
+        return grammar
+    parts = json.loads(grammar)["grammars"]
+    return "\n".join(part.get("lark_grammar") or json.dumps(part, ensure_ascii=False) for part in parts)
+
+
+def _texts_behind(tokenizer: LLTokenizer, text: str) -> list[_Tokens]:
+    """Return the tokens of the first fixed texts behind repetitions, such as the header of a message behind others. The
+    walk goes round in circles where another token begins the next repetition."""
+    runs = (_FIXED.findall(run) for run in _BEHIND_REPETITION.findall(text))
+    return _first_of(chain.from_iterable(_tokens_of(tokenizer, part) for part in run) for run in runs)
+
+
+def _special_tokens(tokenizer: LLTokenizer, text: str) -> list[_Tokens]:
     """Return the special tokens that a grammar may name: `<name>` or `<[id]>`."""
-    found = []
-    for name in dict.fromkeys(re.findall(r"<[^<>\s]+>", grammar)):
-        tokens = tokenizer.tokenize_str(name, parse_special=True)
-        if number := re.fullmatch(r"<\[([0-9]{1,7})\]>", name):
-            found.append(int(number[1]))
-        elif len(tokens) == 1:
-            found.append(tokens[0])
-    return [(token,) for token in found if token < tokenizer.vocab_size]
+    named = (_tokens_of(tokenizer, name) for name in dict.fromkeys(_NAMES.findall(text)))
+    return [tokens for tokens in named if len(tokens) == 1]
 
 
-def _ends(tokenizer: LLTokenizer, grammar: str) -> list[_Tokens]:
-    """Return the tokens of the first literals of a Lark grammar that end a text: they stand behind a terminal or a
-    regular expression. Inside of a text the tokens of its end change no mask but the last one."""
-    ends = []
-    for literal in dict.fromkeys(_ENDS.findall(grammar)):
+def _tokens_of(tokenizer: LLTokenizer, part: str) -> _Tokens:
+    """Return the tokens of a literal or a special token of Lark; none of what is neither."""
+    if part.startswith('"'):
         with suppress(ValueError):  # of escapes that JSON lacks
-            ends.append(tuple(tokenizer.greedy_tokenize(json.loads(literal))))
-    return [tokens for tokens in ends if tokens][:_MOST_ENDS]
+            return tuple(tokenizer.greedy_tokenize(json.loads(part)))
+        return ()
+    if number := _ID.fullmatch(part):
+        return (int(number[1]),) if int(number[1]) < tokenizer.vocab_size else ()
+    return tuple(tokenizer.tokenize_str(part, parse_special=True))
+
+
+def _ends(tokenizer: LLTokenizer, text: str) -> list[_Tokens]:
+    """Return the tokens of the first literals that end a text: in Lark they stand behind a terminal or a regular
+    expression, or are its rule's `stop` or `suffix`; in a pattern they stand behind a repetition. Inside of a text the
+    tokens of its end change no mask but the last one."""
+    literals = dict.fromkeys(chain.from_iterable(_ENDS.findall(text)))
+    patterns = dict.fromkeys(_pattern_ends(text))
+    ends = _first_of(_tokens_of(tokenizer, literal) for literal in literals if literal)
+    return [*ends, *_first_of(tokenizer.greedy_tokenize(end) for end in patterns if len(end) > 1)]
+
+
+def _pattern_ends(text: str) -> Iterator[str]:
+    """Yield the fixed texts behind repetitions in the regular expressions of a Lark text or a JSON schema."""
+    for quoted, plain in _PATTERNS.findall(text):
+        for end in _PATTERN_ENDS.findall(json.loads(quoted) if quoted else plain):
+            fixed = _ESCAPED.sub(lambda escape: _CONTROLS.get(escape[1], escape[1]), end)
+            yield json.dumps(fixed, ensure_ascii=False)[1:-1] if quoted else fixed
+
+
+def _first_of(texts: Iterable[Iterable[int]]) -> list[_Tokens]:
+    """Return the first `_MOST_ENDS` that have tokens."""
+    return list(islice(filter(None, map(tuple, texts)), _MOST_ENDS))
 
 
 @lru_cache(maxsize=1)
@@ -350,6 +389,15 @@ def growth(tokenizer: LLTokenizer, grammar: str) -> int:
 
 _MOST_GROWTH = 1 << 20
 _REPETITIONS = re.compile(r'(?:min(?:Items|Length|Properties)\\*"\s*:|[{~])\s*([0-9]{1,9})')
-_ENDS = re.compile(r'(?:\b[A-Z][A-Z0-9_]*|/)[ \t]+("(?:\\.|[^"\\\n])*")')
+_LITERAL = r'"(?:\\.|[^"\\\n])*"'
+_ENDS = re.compile(rf"(?:\b[A-Z][A-Z0-9_]*|/)[ \t]+({_LITERAL})|\b(?:stop|suffix)[ \t]*=[ \t]*({_LITERAL})")
+_NAMES = re.compile(r"<[^<>\s]+>")
+_ID = re.compile(r"<\[([0-9]{1,7})\]>")
+_FIXED = re.compile(rf"{_LITERAL}|{_NAMES.pattern}")
+_BEHIND_REPETITION = re.compile(rf"[)\w][*+][ \t][( \t]*((?:(?:{_FIXED.pattern})[ \t]*)+)")
+_PATTERNS = re.compile(rf'(?://|#)[^\n]*|"pattern"\s*:\s*({_LITERAL})|{_LITERAL}|/((?:\\.|[^/\\\n])+)/')
+_PATTERN_ENDS = re.compile(r"[*+}]\??\)*((?:\\[^a-zA-Z0-9]|\\[nrt]|[^\\.^$*+?()\[\]{}|\n])+)(?![*+?{])")
+_ESCAPED = re.compile(r"\\(.)")
+_CONTROLS = {"n": "\n", "r": "\r", "t": "\t"}
 _FORMAT_TOKENS = 40
 """Most tokens of a text of one of JSON Schema's formats: a UUID has 36 characters."""

@@ -11,6 +11,8 @@ from ...grammar.completions import STEP_S, WORK_A_STEP, Ending, Search, complete
 
 _LONGEST = 1024
 """Most tokens of a completion that a search finds, but for forced ones: a required text that is longer may not fit."""
+_ROOM = 32
+"""Tokens that the steps of a slow search may take, and what it finds may be longer than the known completion."""
 
 
 class Closing:
@@ -18,12 +20,11 @@ class Closing:
 
     The invariant: behind every token that is taken, a known completion fits into what is left. A token after which none
     is found, within the masks of one step, is replaced by the first one of the completion that was known before. So a
-    sequence may close a little earlier than it must. Two exceptions keep the invariant without a completion. While so
-    much is left that no token can break it, nothing is searched. And while a whole completion fits, however long the
-    search makes it, tokens are taken before their search is over: it goes on in the next steps. Where less is left, and
-    a completion is only known from the grammar's beginning, the row takes the tokens on the way of its search until
-    that is over. Where none is known at all, or masks take too long for a token of the way a step, it takes those that
-    are drawn. Where two such searches find nothing, it calls `gave_up` and searches no more.
+    sequence may close a little earlier than it must. Three exceptions keep the drawn tokens without a completion. While
+    so much is left that no token can break the invariant, nothing is searched. Where no completion of the present state
+    is known, or a whole one fits however long the search makes it, that goes on in the next steps. So does one whose
+    masks take too long for a step, where `_ROOM` more tokens are left than the known completion takes. Only completions
+    of finished searches are taken. Where two searches find nothing, it calls `gave_up` and searches no more.
     """
 
     def __init__(self, ending: Ending, vocabulary: int, gave_up: Callable[[], None]) -> None:
@@ -41,8 +42,8 @@ class Closing:
         )  # `_known` completes the present state, not only an earlier one
         self._bound = len(first) if self._exact and first is not None else self._ending.growth
         self._search: Search | None = None  # from an earlier state
-        self._taken: list[int] | None = None  # since then from its way; None: the tokens that were drawn
-        self._turns = False  # the next search for a way to take is the second one
+        self._ended = False  # with the last token that was settled
+        self._again = False  # a search has found nothing
         self._off = False
         self._keep_state()
 
@@ -55,10 +56,10 @@ class Closing:
 
     def unsettle(self) -> None:
         """Forget the last token that was settled: it is not taken."""
-        self._known, self._exact, self._bound, self._search, self._taken, self._turns, self._off = self._before
+        self._known, self._exact, self._bound, self._search, self._again, self._off = self._before
 
     def _keep_state(self) -> None:
-        self._before = (self._known, self._exact, self._bound, self._search, self._taken, self._turns, self._off)
+        self._before = (self._known, self._exact, self._bound, self._search, self._again, self._off)
 
     def fits_behind(self, left: int, tokens: int) -> bool:
         """Whether the grammar, from its beginning, can be completed behind `tokens` more tokens with `left` left now;
@@ -76,14 +77,13 @@ class Closing:
         """Return the token to take in place of `token`, with `left` left before it: the same if a completion fits
         behind it. None where the grammar is complete and a stop token must come."""
         self._keep_state()
+        self._ended = False
         if self._off:
             return token
         if self._exact and self._known is not None and len(self._known) > left:
             self._known, self._exact = None, False  # it never fitted
         if self._search is not None:
-            if self._taken is None:
-                return self._go_on(self._search, matcher, token, left)
-            return self._follow(matcher, token, left)
+            return self._go_on(self._search, matcher, token, left)
         if self._bound + self._ending.growth < left:
             self._bound, self._exact = self._bound + self._ending.growth, False
             return token
@@ -93,7 +93,7 @@ class Closing:
         if (rest := self._known_rest(after, token, left - 1)) is not None:
             self._keep(rest)
             return token
-        return self._searched(matcher, after, token, left)
+        return self._searched(after, token, left)
 
     def _known_rest(self, after: LLMatcher, token: int, most: int) -> list[int] | None:
         """Return up to `most` tokens that complete the grammar from `after`, of those that are known already."""
@@ -105,23 +105,21 @@ class Closing:
                     return rest
         return None
 
-    def _searched(self, matcher: LLMatcher, after: LLMatcher, token: int, left: int) -> int | None:
+    def _searched(self, after: LLMatcher, token: int, left: int) -> int | None:
         """Search a completion behind `token`. A search that takes longer than this step goes on in the next ones where
-        whatever it finds fits, or where nothing else is known: then the row may take the tokens on its way."""
-        own = left > _LONGEST or (self._ending.first is None and not self._exact)
-        follows = not self._exact and not own
-        search = self._search_from(after, left - 1, turns=self._turns if follows else None)
-        before = search.work
+        there is room for what it finds, or where nothing else is known."""
+        search = Search(self._vocabulary, self._ending.candidates, after, left - 1, self._known or ())
+        whole = search.work
         if (found := search.run(WORK_A_STEP, STEP_S)) is not None:
             self._keep(found)
             return token
-        if not search.over and (own or follows):
-            self._search, self._exact = search, False
-            self._taken = [] if follows else None
-            return token
-        if self._exact:
+        slow = whole - search.work < WORK_A_STEP and left > len(self._known or ()) + _ROOM
+        if self._exact and (search.over or not (slow or left > _LONGEST)):
             return self._next_known()
-        return self._failed(token, left) if own else self._follow(matcher, token, left, before - search.work)
+        if search.over:
+            return self._failed(token, left)
+        self._search, self._exact = search, False
+        return token
 
     def _go_on(self, search: Search, matcher: LLMatcher, token: int, left: int) -> int:
         """Continue the search from an earlier state; take the token."""
@@ -129,36 +127,18 @@ class Closing:
         found = search.run(WORK_A_STEP, STEP_S)
         self._known = found or self._known
         if search.over:
-            self._search = None
+            self._search, self._ended = None, True
             if found is None and (self._ending.first is None or left <= _LONGEST):
                 return self._failed(token, left)
         elif left == 1 and not completes(matcher, [token]):
             self._give_up()
         return token
 
-    def _follow(self, matcher: LLMatcher, token: int, left: int, done: int = 0) -> int | None:
-        """Continue the search whose way the row takes; begin one where there is none. `done` of this step's work is
-        done. Return the next token of the way, or `token` where it has none."""
-        search, taken = self._search, self._taken
-        if search is None or taken is None:
-            search, taken = self._search_from(matcher, left, turns=self._turns), []
-        found = search.run(WORK_A_STEP - done, STEP_S)
-        if found is not None:
-            self._search = None
-            self._keep(found[len(taken) :])
-            return self._next_known()
-        more = search.way[len(taken) : len(taken) + 1]
-        if search.over:
-            return self._failed(more[0] if more else token, left)
-        self._search, self._taken = search, taken + more if more else None
-        return more[0] if more else token
-
     def _failed(self, token: int, left: int) -> int:
-        """Search once more, with other tokens where the way comes to the same place; give up the second time, or with
-        the last token. Return `token`."""
-        if self._turns or left == 1:
+        """Search once more, from a later state; give up the second time, or with the last token. Return `token`."""
+        if self._again or left == 1:
             self._give_up()
-        self._search, self._turns = None, True
+        self._search, self._again, self._ended = None, True, not self._off
         return token
 
     def _give_up(self) -> None:
@@ -168,11 +148,8 @@ class Closing:
 
     @property
     def searching(self) -> bool:
-        """Whether a search is not over."""
-        return self._search is not None
-
-    def _search_from(self, matcher: LLMatcher, most: int, *, turns: bool | None) -> Search:
-        return Search(self._vocabulary, self._ending.candidates, matcher, most, self._known or (), turns=turns)
+        """Whether a search is not over, or ended with the last token and the present state needs another one."""
+        return self._search is not None or self._ended
 
     def _next_known(self) -> int | None:
         """Return the next token of the known completion; None at its end."""
@@ -183,4 +160,4 @@ class Closing:
         return token
 
     def _keep(self, completion: list[int]) -> None:
-        self._known, self._exact, self._bound, self._turns = completion, True, len(completion), False
+        self._known, self._exact, self._bound, self._again = completion, True, len(completion), False
