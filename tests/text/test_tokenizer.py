@@ -24,6 +24,21 @@ def folder_of(tmp_path: Path, tokenizer: Tokenizer | None = None, **files: Any) 
 # Folders
 
 
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        ("GemmaTokenizer", "GemmaTokenizer"),
+        (None, "PreTrainedTokenizerFast"),
+        ("", "PreTrainedTokenizerFast"),
+        (["GemmaTokenizer"], "PreTrainedTokenizerFast"),
+        ("\ud800", "PreTrainedTokenizerFast"),
+    ],
+)
+def test_the_class_of_a_tokenizer_is_that_of_its_settings(given: Any, found: str, tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, tokenizer_config={"tokenizer_class": given})
+    assert TextModel.load(folder).tokenizer_class == found
+
+
 def test_a_folder_without_a_fast_tokenizer_names_cause_and_fix(tmp_path: Path) -> None:
     builders.write_folder(tmp_path, None, config={"vocab_size": 10, "max_position_embeddings": 8})
     with pytest.raises(ModelError, match=r"tokenizer\.json.*save_pretrained"):

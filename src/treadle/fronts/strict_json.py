@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 from typing import Any
 
@@ -26,8 +27,9 @@ def is_small(body: bytes) -> bool:
 
 
 def parse_json(body: bytes) -> dict[str, Any]:
-    """Parse the body's JSON object strictly: UTF-8, no NaN, no duplicate keys, no lone surrogates. Raises
-    InvalidRequest."""
+    """Parse the body's JSON object strictly: UTF-8, no NaN, no duplicate keys, no lone surrogates. A byte order mark
+    before it is ignored, as RFC 8259 allows. Raises InvalidRequest."""
+    body = body.removeprefix(codecs.BOM_UTF8)
     if not body.strip():
         raise InvalidRequest("the request has no body: send a JSON object")
     if len(body) > MAX_BRACKETS and body.count(b"[") + body.count(b"{") > MAX_BRACKETS:

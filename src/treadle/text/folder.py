@@ -139,6 +139,11 @@ class FolderConfig:
                 found.append((int(key), {"content": content, **flags}))
         return sorted(found, key=lambda item: item[0])
 
+    def tokenizer_class(self) -> str:
+        """Return the name of the tokenizer's class in transformers, by default that of any tokenizer.json."""
+        name = self.tokenizer.get("tokenizer_class")
+        return name if isinstance(name, str) and name and _is_text(name) else _TOKENIZER_CLASS
+
     def special_tokens(self) -> dict[str, str]:
         """Return named special tokens (`bos_token`, ...) for templates. tokenizer_config.json comes first."""
         named = {**self.special, **{k: v for k, v in self.tokenizer.items() if v is not None}}
@@ -146,6 +151,7 @@ class FolderConfig:
         return {name: content for name, content in found.items() if content is not None}
 
 
+_TOKENIZER_CLASS = "PreTrainedTokenizerFast"
 _ID_DIGITS = 9
 _TOKEN_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 

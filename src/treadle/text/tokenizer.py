@@ -54,9 +54,11 @@ class ChatPrompt:
 
 @dataclass(frozen=True, eq=False)
 class TextModel(TextView):
-    """A text view with its tokenizer and chat template (None when the folder has none)."""
+    """A text view with its tokenizer, the name of that one's class in transformers, and its chat template (None when
+    the folder has none)."""
 
     chat_template: ChatTemplate | None
+    tokenizer_class: str
     guard: SpecialTokenGuard = field(repr=False)
     _tokenizer: Tokenizer = field(repr=False)
     _overflows: bool = field(repr=False)
@@ -136,6 +138,7 @@ class TextModel(TextView):
             images=images,
             no_images=no_images,
             chat_template=template,
+            tokenizer_class=files.tokenizer_class(),
             guard=_guard(added, template, special.get("eos_token"), () if images is None else images.literal_tokens),
             _tokenizer=tokenizer,
             _overflows=ceiling > vocabulary,

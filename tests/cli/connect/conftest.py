@@ -29,12 +29,13 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 class ListsModels(ThreadingHTTPServer):
-    """A server with /v1/models. `key` is what it asks for, `cards` what it lists, `status` what it answers with,
-    `raw` the bytes that it answers with in place of all this."""
+    """A server with /v1/models. `key` is what it asks for, `cards` what it lists, `state` its /v1/status, `status` what
+    it answers with, `raw` the bytes that it answers with in place of all this."""
 
     key = ""
     status = 200
     raw = b""
+    state: Any = {}  # noqa: RUF012
     cards: Any = ({"id": "org/model", "max_model_len": 65536},)
 
     def __init__(self) -> None:
@@ -51,7 +52,8 @@ class Models(BaseHTTPRequestHandler):
             return
         given = self.headers.get("Authorization", "").removeprefix("Bearer ")
         status = 401 if self.server.key and given != self.server.key else self.server.status
-        body = json.dumps({"data": list(self.server.cards)} if self.path == "/v1/models" else {}).encode()
+        answer = {"data": list(self.server.cards)} if self.path == "/v1/models" else self.server.state
+        body = json.dumps(answer).encode()
         self.send_response(status)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()

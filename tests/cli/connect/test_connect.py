@@ -269,6 +269,29 @@ def test_a_small_context_is_warned_of(
     assert warned in shown
 
 
+@pytest.mark.parametrize(
+    ("state", "warned"),
+    [
+        ({"capabilities": {"embedding": {"only": True, "dimensions": 8}}}, True),
+        ({"capabilities": {"embedding": {"dimensions": 8}}}, False),
+        ({"capabilities": None}, False),
+        ({}, False),
+        ([], False),
+    ],
+)
+@pytest.mark.parametrize("name", ["claude", "zed", "copilot"])
+def test_a_model_of_embeddings_alone_is_warned_of(
+    name: str, state: Any, warned: bool, home: Path, server: ListsModels, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.state = state
+    assert run(name, "--url", server.url) == 0
+    shown = [capsys.readouterr().err]
+    if name in WITH_FILES:
+        assert write(name, server) == 0
+        shown.append(capsys.readouterr().err)
+    assert [("org/model makes embeddings" in text) for text in shown] == [warned] * len(shown)
+
+
 # Files as people have them
 
 

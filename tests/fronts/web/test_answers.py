@@ -52,6 +52,57 @@ async def test_a_chat_stream_is_openais_and_ends_with_usage_and_done() -> None:
 
 @pytest.mark.parametrize("chat", [True, False])
 @in_loop
+async def test_each_chunk_has_the_tokens_so_far_of_all_choices_where_they_are_asked_for(chat: bool) -> None:
+    async with front() as f:
+        ask = f.chat if chat else f.complete
+        options = {"include_usage": True, "continuous_usage_stats": True}
+        client = await ask(stream=True, n=3, stream_options=options)
+        *chunks, last, done = client.events
+        assert done == "[DONE]"
+        prompt, total = last["usage"]["prompt_tokens"], 3 * 12
+        assert (last["choices"], last["usage"]["completion_tokens"]) == ([], total)
+        assert "prompt_tokens_details" in last["usage"]
+        seen = [chunk["usage"]["completion_tokens"] for chunk in chunks]
+        assert seen == sorted(seen)
+        assert (seen[0] < 4, seen[-1], len(set(seen)) > 12) == (True, total, True)
+        for chunk, tokens in zip(chunks, seen, strict=True):
+            assert chunk["choices"]
+            counts = {"prompt_tokens": prompt, "completion_tokens": tokens, "total_tokens": prompt + tokens}
+            assert chunk["usage"] == counts
+
+
+@in_loop
+async def test_text_that_looks_like_the_end_of_a_chunk_stays_in_a_counted_stream() -> None:
+    text = '],"usage":null}\n\n'
+    async with front(says(text)) as f:
+        options = {"include_usage": True, "continuous_usage_stats": True}
+        client = await f.complete(prompt=text, echo=True, stream=True, stream_options=options)
+        assert "".join(event["choices"][0]["text"] for event in client.events[:-2]) == text + text
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"stream_options": {"include_usage": True, "continuous_usage_stats": True}},
+        {"stream": False, "stream_options": {"continuous_usage_stats": True}},
+        {"stream": True, "stream_options": {"continuous_usage_stats": True}},
+        {"stream": True, "stream_options": {"include_usage": False, "continuous_usage_stats": True}},
+    ],
+)
+@in_loop
+async def test_counts_of_chunks_need_a_stream_with_usage(fields: dict[str, Any]) -> None:
+    async with front() as f:
+        for ask in (f.chat, f.complete):
+            client = await ask(**fields)
+            assert client.status == 200, client.body
+            if fields.get("stream"):
+                assert all("usage" not in event for event in client.events[:-1])
+            else:
+                assert client.json["usage"]["completion_tokens"] == 12
+
+
+@pytest.mark.parametrize("chat", [True, False])
+@in_loop
 async def test_openrouters_object_asks_a_stream_for_its_usage(chat: bool) -> None:
     async with front() as f:
         ask = f.chat if chat else f.complete

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 from collections.abc import Callable
 from typing import Any
@@ -282,6 +283,39 @@ NEUTRAL_CHAT: dict[str, Any] = {
     "reasoning_effort": None,
     "best_of": 1,
 }
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        (CHAT, {"messages": HI}),
+        (TEXT, {"prompt": "a"}),
+        ("/v1/responses", {"input": "a"}),
+        ("/v1/messages", {"model": "m", "messages": HI, "max_tokens": 5}),
+        ("/api/chat", {"model": "m", "messages": HI}),
+        ("/api/show", {"model": "m"}),
+        ("/v1/embeddings", {"input": "a"}),
+        ("/tokenize", {"prompt": "a"}),
+        ("/detokenize", {"tokens": [1]}),
+    ],
+)
+@in_loop
+async def test_a_byte_order_mark_before_the_body_is_ignored(path: str, fields: dict[str, Any]) -> None:
+    async with front() as f:
+        paddings = (b"", b" " * 70_000)[: 1 if path == "/api/show" else 2]
+        for padding in paddings:  # parsed on the event loop, and in a text worker
+            client = await f.post(path, codecs.BOM_UTF8 + json.dumps(fields).encode() + padding)
+            assert client.status == 200, client.body
+        empty = await f.post(path, codecs.BOM_UTF8)
+        assert (empty.status, b"has no body" in empty.body) == (400, True)
+
+
+@in_loop
+async def test_numbers_beyond_all_are_told_as_such() -> None:
+    async with front() as f:
+        for number, told in (("1e999", "inf"), ("-1e999", "-inf"), ("2.5", "a fraction")):
+            client = await f.post(TEXT, f'{{"prompt": "a", "max_tokens": {number}}}'.encode())
+            refused(client, 400, "max_tokens", f"max_tokens is {told}: it must be a whole number")
 
 
 @in_loop

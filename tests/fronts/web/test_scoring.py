@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from tests.fronts.runner import prompt_score
-from tests.fronts.web.server import front, says
+from tests.fronts.web.server import forever, front, says
 from tests.support.aio import in_loop
 from tests.support.asgi import Client
 from tests.support.bytes_text import EOS, bytes_text
@@ -153,6 +154,33 @@ async def test_long_scores_are_the_same_scores(stream: bool) -> None:
         (choice,) = choices(client, stream)
         assert choice["logprobs"]["token_logprobs"] == scores(prompt, 5)
         assert choice["logprobs"]["tokens"] == list(bytes(prompt).decode())
+
+
+@in_loop
+async def test_counts_do_not_decrease_where_a_long_prompt_is_written_on_a_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The other choice goes on meanwhile."""
+    behind: list[int] = []
+
+    async def slowly(encode: Callable[..., bytes], *parts: Any) -> bytes:
+        done = encode(*parts)
+        (short,) = [g for g in f.engine.dispatch.generations if len(g.request.prompt) == 1]
+        read = short.completion_tokens
+        while short.completion_tokens < read + 20:
+            await asyncio.sleep(0)
+        behind.append(read)
+        return done
+
+    monkeypatch.setattr("treadle.fronts.web.answer.asyncio.to_thread", slowly)
+    async with front(forever) as f:
+        options = {"include_usage": True, "continuous_usage_stats": True}
+        prompts = [[i % 95 + 32 for i in range(900)], [97]]
+        fields = {"echo": True, "logprobs": 5, "stream": True, "stream_options": options}
+        client = await f.complete(prompt=prompts, max_tokens=200, **fields)
+        seen = [event["usage"]["completion_tokens"] for event in client.events[:-1]]
+        assert seen == sorted(seen)
+        assert (seen[-1], len(behind)) == (400, 1)
 
 
 @in_loop

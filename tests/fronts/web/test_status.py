@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fronts.web.server import forever, front, settle
+from tests.fronts.web.server import embeds_only, forever, front, settle
 from tests.support.aio import in_loop
 from tests.support.asgi import Client, get, post
 from treadle.config import Settings
@@ -75,6 +75,15 @@ async def test_status_answers_while_the_engine_does_nothing() -> None:
         await f.step(2)
         assert client.task is not None
         await client.task
+
+
+@in_loop
+async def test_status_tells_whether_the_model_makes_embeddings_alone() -> None:
+    """`treadle connect` asks for it."""
+    async with front() as f:
+        assert not (await f.get("/v1/status")).json["capabilities"]["embedding"].get("only")
+        embeds_only(f)
+        assert (await f.get("/v1/status")).json["capabilities"]["embedding"]["only"] is True
 
 
 @in_loop

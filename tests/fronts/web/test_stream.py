@@ -144,6 +144,27 @@ async def test_an_active_stream_has_no_keep_alives() -> None:
 
 
 @in_loop
+async def test_events_are_sent_in_the_order_in_which_they_were_written() -> None:
+    sent: list[object] = []
+    full = asyncio.Event()
+
+    async def send(message: dict[str, object]) -> None:
+        if message.get("body") == b"data: 1\n\n":
+            await full.wait()  # the connection's buffer is full
+        sent.append(message.get("body"))
+
+    stream = EventStream({}, send, keepalive_s=3600, stall_s=3600, on_stall=sent.clear)  # type: ignore[arg-type]
+    async with stream.open():
+        writes = [asyncio.create_task(stream.write(b"data: %d\n\n" % i)) for i in (1, 2, 3)]
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert sent == [None]
+        full.set()
+        await asyncio.gather(*writes)
+    assert sent == [None, b"data: 1\n\n", b"data: 2\n\n", b"data: 3\n\n"]
+
+
+@in_loop
 async def test_work_unwinds_before_the_exchange_ends() -> None:
     unwound = []
 

@@ -15,6 +15,7 @@ from tests.fronts.web.test_keys import key, keys
 from tests.support.aio import in_loop
 from tests.support.asgi import Client
 from tests.support.bytes_text import bytes_text
+from tests.support.tiny import CHATML
 from treadle.core.messages import Submit
 from treadle.errors import Busy
 from treadle.keys import Key, KeyLimits, digest
@@ -175,6 +176,51 @@ async def test_they_need_a_key_like_every_route(keys: Path) -> None:
     async with front(api_keys=keys) as f:
         for route in ("/tokenize", "/v1/tokenize", "/detokenize", "/v1/detokenize"):
             assert (await f.post(route, {"prompt": "x"})).status == 401
+
+
+@pytest.mark.parametrize("prefix", ["", "/v1"])
+@in_loop
+async def test_the_tokenizer_is_described(prefix: str) -> None:
+    async with front() as f:
+        client = await f.get(prefix + "/tokenizer_info")
+        assert (client.status, client.headers["content-type"]) == (200, "application/json")
+        model = f.texts.model()
+        assert client.json == {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "bos_token": model.special_tokens.get("bos_token"),
+            "eos_token": model.special_tokens["eos_token"],
+            "pad_token": model.special_tokens.get("pad_token"),
+            "chat_template": CHATML,
+        }
+        assert client.json["eos_token"]
+
+
+@in_loop
+async def test_the_tokenizer_is_described_without_a_template_and_not_before_it_is_loaded() -> None:
+    async with front(text=bytes_text(chat_template=None)) as f:
+        assert (await f.get("/tokenizer_info")).json["chat_template"] is None
+        f.texts.loaded = None
+        loading = await f.get("/tokenizer_info")
+        assert (loading.status, loading.json["error"]["code"]) == (503, "engine_unavailable")
+
+
+@in_loop
+async def test_a_template_that_is_no_text_throughout_is_described_without_that() -> None:
+    async with front(text=bytes_text(chat_template="{{ '\ud800' }}x")) as f:
+        client = await f.get("/tokenizer_info")
+        assert (client.status, client.json["chat_template"]) == (200, "{{ '?' }}x")
+
+
+@in_loop
+async def test_the_description_needs_a_key_and_counts_as_one_of_its_requests(tmp_path: Path) -> None:
+    path = tmp_path / "keys.toml"
+    add(path, Key("two", digest(b"two-key"), limits=KeyLimits(requests_per_minute=2, tokens_per_minute=5)))
+    async with front(api_keys=path) as f:
+        assert (await f.get("/tokenizer_info")).status == 401
+        answers = [await f.get("/tokenizer_info", headers=key("two")) for _ in range(3)]
+        assert [answer.status for answer in answers] == [200, 200, 429]
+        status = (await f.get("/v1/status", headers=key("two"))).json
+        assert [(usage["requests"], usage["tokens"], usage["running"]) for usage in status["keys"]] == [(2, 0, 0)]
 
 
 @in_loop

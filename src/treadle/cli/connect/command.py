@@ -92,7 +92,7 @@ def show_settings(client: Client, server: Server) -> int:
     for file in setup.files:
         print(f"# {file.path}\n{file.example()}")
     _print_start(setup)
-    _warn_of_context(client, server)
+    _warn(client, server)
     if setup.files:
         _report(f"'{command()} connect {client.name} --write' writes this, beside the settings that are there.")
     return 0
@@ -106,7 +106,14 @@ def _print_start(setup: Setup) -> None:
         _report(note)
 
 
-def _warn_of_context(client: Client, server: Server) -> None:
+def _warn(client: Client, server: Server) -> None:
+    """Warn of a model that can't serve the client, or hardly."""
+    if server.embeds_only:
+        _report(
+            f"Warning: {server.model} makes embeddings and generates no text: every chat of {client.title} will be "
+            "refused. Serve a model that generates text, or give the address of another server with --url."
+        )
+        return
     if server.context is None or server.context >= 2 * client.prompt_tokens:
         return
     short = server.context <= client.prompt_tokens
@@ -126,7 +133,7 @@ def connect(client: Client, server: Server, *, yes: bool) -> int:
     setup = client.setup(server)
     _check_has_files(client, setup)
     changes = [_with_edits(file, server) for file in setup.files]
-    _warn_of_context(client, server)
+    _warn(client, server)
     if not any(change.needed for change in changes):
         _report(f"{client.title} is connected to {server.url} already: nothing was written")
     elif not _make(changes, "Write this?", yes=yes):

@@ -27,13 +27,14 @@ class KeyRefused(ConnectError):
 @dataclass(frozen=True)
 class Server:
     """A server for a client to use: its root URL without a path, its model, the model's context in tokens where it is
-    known, whether it reads images, and the API key that it needs, if any."""
+    known, whether it reads images or makes embeddings alone, and the API key that it needs, if any."""
 
     url: str
     model: str
     context: int | None = None
     needs_key: bool = False
     images: bool = False
+    embeds_only: bool = False
     written_key: str | None = None
     """The key, where it may be written to a file."""
 
@@ -81,15 +82,30 @@ def ask(url: str, model: str | None, key: str | None) -> Server:
     context = listed[name].get("max_model_len")
     modalities = listed[name].get("modalities")
     images = isinstance(modalities, list) and "image" in modalities
-    return Server(root, name, context if isinstance(context, int) else None, needs_key=key is not None, images=images)
+    return Server(
+        root,
+        name,
+        context if isinstance(context, int) else None,
+        needs_key=key is not None,
+        images=images,
+        embeds_only=_embeds_only(root, key),
+    )
+
+
+def _embeds_only(root: str, key: str | None) -> bool:
+    """Whether the server says that its model generates no text. Other servers have no such status."""
+    try:
+        only: Any = json.loads(_get(f"{root}/v1/status", key))
+        for name in ("capabilities", "embedding", "only"):
+            only = only[name]
+    except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError, RecursionError):
+        return False
+    return only is True
 
 
 def _models(root: str, key: str | None) -> list[Any]:
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
-    request = urllib.request.Request(f"{root}/v1/models", headers=headers)
     try:
-        with _DIRECT.open(request, timeout=_TIMEOUT_S) as answer:
-            body = answer.read(_MAX_BYTES)
+        body = _get(f"{root}/v1/models", key)
     except urllib.error.HTTPError as error:
         raise _refusal(root, error.code, key) from None
     except OSError as error:
@@ -109,6 +125,13 @@ def _models(root: str, key: str | None) -> list[Any]:
             "own with --url"
         )
     return data
+
+
+def _get(url: str, key: str | None) -> bytes:
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    with _DIRECT.open(urllib.request.Request(url, headers=headers), timeout=_TIMEOUT_S) as answer:
+        body: bytes = answer.read(_MAX_BYTES)
+    return body
 
 
 def _refusal(root: str, status: int, key: str | None) -> ConnectError:

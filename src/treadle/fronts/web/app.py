@@ -49,8 +49,8 @@ from .site.docs import Docs
 from .site.home import Home, root_of
 from .site.shell import HEADERS
 from .sse import AsgiResponse
-from .status import ModelRoutes, StatusRoutes
-from .token_routes import TOKEN_ROUTES, TokenRoute
+from .status import GET_AND_HEAD, ModelRoutes, StatusRoutes
+from .token_routes import TOKEN_ROUTES, TOKENIZER_INFO, TokenizerInfo, TokenRoute
 
 VERSION = version()
 GENERATION: dict[str, tuple[Shape, str, str]] = {
@@ -178,9 +178,13 @@ def _add_token_routes(app: FastAPI, server: RouteContext) -> None:
                 openapi_extra=request_body(schema),
                 include_in_schema=not prefix,  # documented once
             )
+    info = _endpoint(TokenizerInfo(server))
+    for prefix in ("", "/v1"):
+        app.add_api_route(prefix + TOKENIZER_INFO, info, methods=GET_AND_HEAD, include_in_schema=False)
+    app.add_api_route(TOKENIZER_INFO, info, summary="The tokenizer's special tokens and the template", tags=["tokens"])
 
 
-def _endpoint(answer: Answer | TokenRoute | EmbeddingsAnswer) -> Callable[[], Any]:
+def _endpoint(answer: Answer | TokenRoute | TokenizerInfo | EmbeddingsAnswer) -> Callable[[], Any]:
     async def endpoint() -> Response:
         return AsgiResponse(answer)
 

@@ -16,7 +16,7 @@ from ...errors import TreadleError
 from .anthropic.document import anthropic_schemas
 from .dialects import ANTHROPIC_PATH
 from .image_schemas import with_images, without_images
-from .json_schemas import COUNT, STRING, Schema, either, listed, ref, shape
+from .json_schemas import COUNT, STRING, Schema, either, listed, or_null, ref, shape
 from .openai.answer_schemas import ANSWERS, MESSAGES
 from .responses.documents import EXAMPLES as RESPONSE_EXAMPLES
 from .responses.documents import RESPONSES
@@ -35,7 +35,7 @@ GENERATING = (CHAT, TEXT, ANTHROPIC_PATH, RESPONSE)
 DESCRIPTION = """\
 Also served:
 
-- `POST /v1/tokenize` and `/v1/detokenize`, the same as `/tokenize` and `/detokenize`.
+- `POST /v1/tokenize` and `/v1/detokenize`, and `GET /v1/tokenizer_info`, the same as without `/v1`.
 - Ollama's API, with its own fields: `POST /api/chat`, `/api/generate`, `/api/embed`, `/api/embeddings` and `/api/show`;
   `GET /api/tags`, `/api/ps` and `/api/version`.
 """
@@ -136,7 +136,7 @@ HEALTH = {
     "/health/ready": "New requests are taken",
     "/health": "The same as /health/ready",
 }
-READABLE = ("/v1/models", "/v1/models/{model}", "/v1/status", "/metrics")
+READABLE = ("/v1/models", "/v1/models/{model}", "/tokenizer_info", "/v1/status", "/metrics")
 ANSWER = "The whole answer, or with `stream: true` server-sent events: chunks, then `data: [DONE]`, or one `error`."
 RESPONDED = "The whole response, or with `stream: true` server-sent events, the last with the whole response."
 SHORT_POEM = [{"role": "user", "content": "Write a short poem about weaving."}]
@@ -174,6 +174,7 @@ GOOD: dict[str, tuple[str, Schema]] = {
     TEXT: (ANSWER, {JSON: {"schema": ref("Completion")}, EVENTS: _events("CompletionChunk")}),
     "/tokenize": ("The tokens", {JSON: {"schema": ref("Tokens")}}),
     "/detokenize": ("The text", {JSON: {"schema": ref("TokenText")}}),
+    "/tokenizer_info": ("The description", {JSON: {"schema": ref("TokenizerInfo")}}),
     "/v1/requests/{request_id}/cancel": ("It is cancelled", {JSON: {"schema": ref("Cancelled")}}),
     EMBEDDINGS: ("One embedding for each input, in their order", {JSON: {"schema": ref("Embeddings")}}),
     ANTHROPIC_PATH: (EVENTS_ANSWER, {JSON: {"schema": ref("AnthropicAnswer")}, EVENTS: MESSAGE_EVENTS}),
@@ -196,6 +197,7 @@ MORE_FAILURES: dict[str, tuple[str, ...]] = {
     CHAT: BODY_FAILURES,
     TEXT: BODY_FAILURES,
     **dict.fromkeys(("/tokenize", "/detokenize"), ("400", "404", "408", "413", "415", "503")),
+    "/tokenizer_info": ("503",),
     EMBEDDINGS: BODY_FAILURES,
     ANTHROPIC_PATH: BODY_FAILURES,
     COUNT_TOKENS: BODY_FAILURES,
@@ -336,6 +338,14 @@ SERVER: dict[str, Schema] = {
         },
     ),
     "TokenText": shape("The text of token ids.", {"prompt": STRING}),
+    "TokenizerInfo": shape(
+        "What clients need of the tokenizer to write prompts of chats themselves.",
+        {
+            "tokenizer_class": {**STRING, "description": "Its class in transformers."},
+            **dict.fromkeys(("bos_token", "eos_token", "pad_token"), or_null(STRING)),
+            "chat_template": {**or_null(STRING), "description": "Its text, in Jinja."},
+        },
+    ),
     "Cancelled": shape("A cancelled request.", {"request_id": STRING, "status": {"const": "cancelled"}}),
     "Dropped": shape("Dropped prompts.", {"dropped_tokens": COUNT}),
     "Status": shape(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -31,6 +32,8 @@ REPLACEMENTS = {
     "system": "messages, with a first one of role 'system'",
 }
 """Other servers' fields without a direct equivalent, with their replacements."""
+EQUIVALENTS = {"max_tokens": "max_output_tokens"}
+"""Fields whose equivalent, on routes that have it, is not the field with the nearest name."""
 ROUTES = {"messages": "/v1/chat/completions", "prompt": "/v1/completions", "input": "/v1/responses"}
 """The field that holds the text of a request, with the route that takes it: each route takes one of them."""
 
@@ -77,7 +80,9 @@ def _instead(shape: type[BaseModel], path: str) -> str:
     if not parent and name in ROUTES:
         own = " or ".join(f"'{field}'" for field in ROUTES if field in shape.model_fields)
         return f": it is a field of {ROUTES[name]}; here use {own}"
-    near = difflib.get_close_matches(name, list(_object_shape(shape, parent).model_fields), n=1)
+    fields = list(_object_shape(shape, parent).model_fields)
+    equivalent = EQUIVALENTS.get(name)
+    near = [equivalent] if equivalent in fields else difflib.get_close_matches(name, fields, n=1)
     return f"; did you mean '{near[0]}'?" if near else ": leave it out"
 
 
@@ -102,5 +107,7 @@ def _describe(value: Any) -> str:
         return "true" if value else "false"
     if isinstance(value, int):
         return f"{value}" if value.bit_length() <= 128 else "a number of more than 128 bits"
+    if isinstance(value, float) and math.isinf(value):
+        return f"{value}"
     names = {float: "a fraction", list: "an array", dict: "an object", type(None): "null"}
     return names.get(type(value), type(value).__name__)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, create_model
 
@@ -21,8 +21,10 @@ from .fields import (
     TopK,
     TopP,
     Unit,
+    Whole,
     neutral_only,
     optional,
+    span,
 )
 
 ALIASED = (
@@ -30,7 +32,7 @@ ALIASED = (
     "seed",
 )
 """Fields of `Sampling` that the validator takes as they are, and that other servers have under other names too."""
-UNALIASED = ("logit_bias", "priority", "cache_salt", "speculate", "spec_prefill")
+UNALIASED = ("min_tokens", "ignore_eos", "logit_bias", "priority", "cache_salt", "speculate", "spec_prefill")
 """Further fields of `Sampling` that the validator takes as they are."""
 
 
@@ -50,6 +52,10 @@ class Sampling(Strict):
     top_k: TopK | None = optional("Sample from the likeliest k tokens; 0 or -1 is off.")
     min_p: Unit | None = optional("Sample from tokens at least this likely, relative to the likeliest; 0 is off.")
     stop: StopString | StopStrings | None = optional("Up to 16 strings that end the answer; they are not shown.")
+    min_tokens: Annotated[Whole, span(0, 2**31 - 1)] | None = optional(
+        "The model's end tokens and stop strings do not end the answer before so many tokens; its limit does."
+    )
+    ignore_eos: bool | None = optional("True: the model's own end tokens and stop strings do not end the answer.")
     seed: Seed | None = optional("64 bits, signed. The same seed gives the same choice.")
     presence_penalty: Penalty | None = optional("-2 to 2; 0 is off.")
     frequency_penalty: Penalty | None = optional("-2 to 2; 0 is off.")

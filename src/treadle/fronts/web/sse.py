@@ -70,7 +70,8 @@ async def _end(*tasks: asyncio.Task[None]) -> None:
 
 
 class EventStream:
-    """A stream of events to one client. `write` may be called by several tasks: each event is sent whole.
+    """A stream of events to one client. `write` may be called by several tasks: each event is sent whole, in the order
+    of the calls.
 
     `on_stall` is called as soon as the client is found not to read, before its connection is `dropped`.
     """
@@ -92,6 +93,7 @@ class EventStream:
         self._on_stall = on_stall
         self._framing = framing
         self._quiet_since = 0.0
+        self._sending = asyncio.Lock()
         self.opened = False
         self.dropped = False
 
@@ -123,7 +125,8 @@ class EventStream:
 
     async def write(self, events: bytes) -> None:
         """Send whole events. Raises ReaderStalled if the client does not read for `stall_s`."""
-        await self._timed({"type": "http.response.body", "body": events, "more_body": True})
+        async with self._sending:
+            await self._timed({"type": "http.response.body", "body": events, "more_body": True})
         self._quiet_since = asyncio.get_running_loop().time()
 
     async def end(self, events: bytes) -> None:

@@ -1,4 +1,5 @@
-"""Jobs of text workers that answer `/tokenize` and `/detokenize`, from the body to the answer's JSON."""
+"""Jobs of text workers that answer `/tokenize`, `/detokenize` and `/tokenizer_info`, from the body to the answer's
+JSON."""
 
 from __future__ import annotations
 
@@ -78,7 +79,19 @@ def detokenize_request_job(model: TextModel, params: bytes, payload: bytes, ente
     return _answer(request.model, {"prompt": text})
 
 
-JOBS = {"tokenize_request": tokenize_request_job, "detokenize_request": detokenize_request_job}
+def tokenizer_info_job(model: TextModel, params: bytes, payload: bytes, enter: Enter) -> bytes:
+    """Return what clients need of the tokenizer to write prompts of chats themselves."""
+    named = {name: model.special_tokens.get(name) for name in ("bos_token", "eos_token", "pad_token")}
+    source = None if model.chat_template is None else model.chat_template.source
+    template = None if source is None else source.encode("utf-8", "replace").decode()  # JSON has no lone surrogates
+    return msgspec.json.encode({"tokenizer_class": model.tokenizer_class, **named, "chat_template": template})
+
+
+JOBS = {
+    "tokenize_request": tokenize_request_job,
+    "detokenize_request": detokenize_request_job,
+    "tokenizer_info": tokenizer_info_job,
+}
 
 Tokens = tuple[str | None, Sequence[int], bool]
 """The name of the model, the token ids, and whether their strings are asked for."""

@@ -1,5 +1,5 @@
-"""Routes that tokenize and detokenize for clients, in vLLM's form. A text worker makes the whole answer; the engine has
-no part in it."""
+"""Routes that tokenize and detokenize for clients, and describe the tokenizer, in vLLM's form. A text worker makes the
+whole answer; the engine has no part in it."""
 
 from __future__ import annotations
 
@@ -25,6 +25,8 @@ TOKEN_ROUTES = {
     "/detokenize": ("detokenize_request", "DetokenizeRequest", "Text of token ids"),
 }
 """Job, schema of the body, and summary by path. Each path is also served under /v1."""
+TOKENIZER_INFO = "/tokenizer_info"
+"""Path of the tokenizer's description, also served under /v1."""
 
 
 class TokenRoute:
@@ -58,3 +60,21 @@ class TokenRoute:
         answer = msgspec.msgpack.decode(data, type=TokenAnswer)
         self._server.models.get(answer.model)
         return answer
+
+
+class TokenizerInfo:
+    """The ASGI application of the tokenizer's description. A request counts as those of a `TokenRoute`."""
+
+    def __init__(self, server: RouteContext) -> None:
+        self._server = server
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await with_body(self._server, scope, receive, send, lambda body: self._answer(scope, send))
+
+    async def _answer(self, scope: Scope, send: Send) -> None:
+        server, caller = self._server, caller_of(scope)
+        model = server.models.default
+        model.text()
+        with caller.account.serve(record_of(scope), rows=0, tokens=0, clock=server.clock):
+            info = await model.texts.pool.run("tokenizer_info", b"", tenant=caller.tenant)
+        await send_json(send, 200, info)

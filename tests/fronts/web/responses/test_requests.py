@@ -37,9 +37,25 @@ ALLOWED = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "file_sea
 CUSTOM = {"type": "custom", "name": "p"}
 
 
+@in_loop
+async def test_an_answer_goes_on_as_long_as_asked() -> None:
+    for padding in ({}, {"prompt_cache_key": "x" * 70_000}):  # parsed on the event loop, and in a text worker
+        async with front() as f:
+            body = {"model": "m", "input": "hi", "max_output_tokens": 40, **padding}
+            usual, ignoring, longer = [
+                await f.post(PATH, body | more) for more in ({}, {"ignore_eos": True}, {"min_tokens": 20})
+            ]
+            counts = [client.json["usage"]["output_tokens"] for client in (usual, ignoring, longer)]
+            assert (counts[0], counts[1], counts[2] > 19) == (12, 40, True)
+            assert f.runner.seen[-1].min_tokens == 20
+
+
 @pytest.mark.parametrize(
     ("fields", "param", "says"),
     [
+        ({"min_tokens": -1}, "min_tokens", "-1"),
+        ({"min_tokens": "1"}, "min_tokens", "a whole number"),
+        ({"ignore_eos": 1}, "ignore_eos", "true or false"),
         ({"input": None}, "input", "give a text"),
         ({"input": []}, "input", "empty"),
         ({"input": 3}, "input", "a number"),

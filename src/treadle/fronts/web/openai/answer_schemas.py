@@ -250,6 +250,10 @@ ANSWERS: dict[str, Schema] = {
             "embedding": either(listed({"type": "number"}), {**STRING, "description": "With `base64`."}),
         },
     ),
+    "RunningUsage": shape(
+        "Counts of tokens so far, over all choices.",
+        {"prompt_tokens": COUNT, "completion_tokens": COUNT, "total_tokens": COUNT},
+    ),
     "Usage": shape(
         "Counts of tokens over all choices; each prompt counts once.",
         {
@@ -273,6 +277,7 @@ ANSWERS: dict[str, Schema] = {
 }
 for _chunk in ("ChatCompletionChunk", "CompletionChunk"):
     ANSWERS[_chunk]["properties"]["usage"] = {
-        **or_null(ref("Usage")),
-        "description": "With `include_usage`: null, and the counts in the last chunk.",
+        **or_null(ref("Usage"), ref("RunningUsage")),
+        "description": "With `include_usage`: null, or with `continuous_usage_stats` the counts so far; in the last "
+        "chunk all counts.",
     }

@@ -20,8 +20,8 @@ from .field_aliases import Renamed
 from .schema import Generate, OptionFields
 from .wire import DONE, ChunkWriter, encode
 
-STREAM_NEUTRAL = {"include_obfuscation": (False,), "continuous_usage_stats": (False,)}
-CHOICE_FIELDS = ("n", "min_tokens", "stop_token_ids", "ignore_eos", "timeout")
+STREAM_NEUTRAL = {"include_obfuscation": (False,)}
+CHOICE_FIELDS = ("n", "stop_token_ids", "timeout")
 
 
 class ParsedOpenAi(ParsedRequest):
@@ -38,6 +38,7 @@ class ParsedOpenAi(ParsedRequest):
         self.stream = bool(body.stream)
         asked = (options and options.include_usage, body.usage and body.usage.include)
         self.include_usage = any(asked)
+        self.counts_chunks = self.include_usage and bool(options and options.continuous_usage_stats)
         self.skip_special_tokens = body.skip_special_tokens is not False
         self.return_token_ids = bool(body.return_token_ids)
 
@@ -53,7 +54,8 @@ class ParsedOpenAi(ParsedRequest):
         """Write a piece of one choice as server-sent events; empty when there is nothing to show."""
 
     def stream_writer(self, head: Head, text: TextView) -> StreamWriter:
-        return ChunkStream(self, self.chunks(head), text)
+        stream = CountedStream if self.counts_chunks else ChunkStream
+        return stream(self, self.chunks(head), text)
 
     def check_against(self, limits: Limits) -> ValidatedRequest:
         """Validate the parameters, also values that another one overrides. Raises InvalidRequest."""
@@ -77,7 +79,7 @@ class ParsedOpenAi(ParsedRequest):
             self._validated(dataclasses.replace(self.params, **{field: value}), limits)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class ChunkStream:
     """Writer of a stream of chunks, which ends with the usage, if asked for, and [DONE]; or with one error."""
 
@@ -99,6 +101,33 @@ class ChunkStream:
 
     def error(self, error: TreadleError, usage: Usage) -> bytes:
         return b"data: " + encode(openai_error(error)) + b"\n\n"
+
+
+@dataclasses.dataclass
+class CountedStream(ChunkStream):
+    """Writer of a stream whose chunks have the tokens of all choices so far."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    begun: dict[int, bytes] = dataclasses.field(default_factory=dict)
+
+    def start(self, usage: Usage) -> bytes:
+        self.prompt_tokens = usage.prompt_tokens
+        return super().start(usage)
+
+    def first(self, index: int, piece: Piece) -> bytes:
+        """Keep the beginning of a choice for `piece`: other choices may go on while it is encoded on a thread, and
+        counts must not decrease."""
+        self.begun[index] = super().first(index, piece)
+        return b""
+
+    def piece(self, index: int, piece: Piece) -> bytes:
+        begun = self._counted(self.begun.pop(index, b""))
+        self.completion_tokens += len(piece.tokens)
+        return begun + self._counted(super().piece(index, piece))
+
+    def _counted(self, events: bytes) -> bytes:
+        return self.chunks.counted(events, self.prompt_tokens, self.completion_tokens)
 
 
 def outline_of(value: Mapping[str, Any], acted_on: Collection[str], content: Mapping[str, Any]) -> dict[str, Any]:

@@ -78,7 +78,7 @@ class StreamOptions(Strict):
 
     include_usage: bool | None = optional("End the stream with a chunk that holds the usage.")
     include_obfuscation: Any = neutral_only("Only false: this server adds no padding.", False)
-    continuous_usage_stats: Any = neutral_only("Only false.", False)
+    continuous_usage_stats: bool | None = optional("With `include_usage`: each chunk has the tokens so far.")
 
 
 class UsageFields(Strict):
@@ -117,11 +117,7 @@ class Generate(Sampling):
     n: Annotated[Whole, span(1, MAX_N)] | None = optional(
         "How many choices; times the prompts, no more than the server has places. Default: 1."
     )
-    min_tokens: Annotated[Whole, span(0, 2**31 - 1)] | None = optional(
-        "The model's end tokens and stop strings do not end the answer before so many tokens; its limit does."
-    )
     stop_token_ids: StopTokenIds | None = optional("Token ids that end the answer; they are not shown.")
-    ignore_eos: bool | None = optional("True: the model's own end tokens and stop strings do not end the answer.")
     skip_special_tokens: bool | None = optional("False shows special tokens in the text.")
     return_token_ids: bool | None = optional("True adds `token_ids` to every choice.")
     timeout: Timeout | None = optional(

@@ -13,8 +13,18 @@ from ..parsed import Head
 from ..token_logprobs import LOWEST_LOGPROB, token_json
 
 DONE = b"data: [DONE]\n\n"
+_NULL_USAGE = b'],"usage":null}\n\n'
 
 encode = msgspec.json.encode
+
+
+def token_counts(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
+    """Return token counts with their sum."""
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+    }
 
 
 def usage_json(usage: Usage) -> dict[str, Any]:
@@ -24,9 +34,7 @@ def usage_json(usage: Usage) -> dict[str, Any]:
         details["accepted_prediction_tokens"] = usage.accepted_tokens
         details["rejected_prediction_tokens"] = usage.rejected_tokens
     return {
-        "prompt_tokens": usage.prompt_tokens,
-        "completion_tokens": usage.completion_tokens,
-        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        **token_counts(usage.prompt_tokens, usage.completion_tokens),
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens, **usage.prompt_details},
         "completion_tokens_details": details,
     }
@@ -54,10 +62,17 @@ class ChunkWriter:
 
     def __init__(self, head: Head, kind: str, *, with_usage: bool) -> None:
         self._start = b"data: " + encode(head_fields(head, kind))[:-1] + b',"choices":['
-        self._end = b'],"usage":null}\n\n' if with_usage else b"]}\n\n"
+        self._end = _NULL_USAGE if with_usage else b"]}\n\n"
 
     def choice(self, choice: dict[str, Any]) -> bytes:
         return self._start + encode(choice) + self._end
+
+    @staticmethod
+    def counted(events: bytes, prompt_tokens: int, completion_tokens: int) -> bytes:
+        """Return events of a writer `with_usage` with these counts in place of null. JSON has no line break, so only
+        the ends of events match."""
+        usage = token_counts(prompt_tokens, completion_tokens)
+        return events.replace(_NULL_USAGE, b'],"usage":' + encode(usage) + b"}\n\n")
 
     def usage(self, usage: Usage) -> bytes:
         return self._start + b'],"usage":' + encode(usage_json(usage)) + b"}\n\n"

@@ -89,6 +89,13 @@ ANSWERS: dict[tuple[str, str], Any] = {
         "token_strs": None,
     },
     ("post", "/detokenize"): {"prompt": "<bos><unused3><unused1>"},
+    ("get", "/tokenizer_info"): {
+        "tokenizer_class": "GemmaTokenizer",
+        "bos_token": "<bos>",
+        "eos_token": "<eos>",
+        "pad_token": "<pad>",
+        "chat_template": "{{ bos_token }}…",
+    },
     ("post", "/v1/completions"): {
         "id": "cmpl-a61640cc0f3385d111bf4a833e0d2286",
         "object": "text_completion",
