@@ -224,6 +224,8 @@ async def test_images_beyond_the_context_are_counted() -> None:
         assert found.json["count"] == counted > 6 * 64
         least = await f.post("/tokenize", chat(*[url_part(png(8, 8))] * 301))
         assert least.json["count"] > 301
+        small = {"model": "m", "messages": [turn(*[source(png(8, 8))] * 301)]}
+        assert (await f.post(COUNT, small)).json["input_tokens"] == least.json["count"]
 
 
 MARKS_TOKENS = range(4 + 8 + 2 * 2)

@@ -11,7 +11,7 @@ from starlette.types import Scope, Send
 
 from ....telemetry.access_log import RequestRecord
 from ...media.parts import check_images
-from ...validate import check_size
+from ...validate import HOPELESS, check_size
 from ..answer import Answer
 from ..body import Body
 from ..body_jobs import count_in_worker
@@ -30,7 +30,7 @@ class CountTokens(Answer):
         model = parsed.served_by(self.models)
         text, limits = model.text(), model.limits()
         parsed.check_against(limits)
-        check_images(parsed.image_places, text.images, limits.no_images, limits.context)
+        check_images(parsed.image_places, text.images, limits.no_images, HOPELESS * limits.context)
         check_size(parsed.size(text), 1, limits, parsed.prompt_param)
         record.prompt_tokens = await count_in_worker(
             model.texts.pool, parsed.kind, body.data, limits, caller.tenant, partial(self.images_for, caller)
