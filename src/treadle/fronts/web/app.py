@@ -21,10 +21,10 @@ from ..connections import Connections
 from ..served_models import Models, ServedModel
 from .access_log import AccessLog, RouteTemplates
 from .answer import Answer, RouteContext
-from .anthropic.count_tokens import CountTokens
 from .anthropic.messages import ParsedCount, ParsedMessages
 from .body import BODIES_BYTES, SHARES, BodyBudget
 from .cors import Cors, Origins
+from .counting import CountAnswer
 from .dialects import ANTHROPIC_PATH
 from .early_reject import EarlyReject
 from .errors import ErrorEnvelope, MethodNotAllowed, RouteNotFound, send_error
@@ -129,7 +129,7 @@ def _add_generation(app: FastAPI, server: RouteContext, sessions: Sessions) -> N
         )
     app.add_api_route(
         COUNT_TOKENS,
-        _endpoint(CountTokens(server, ParsedCount)),
+        _endpoint(CountAnswer(server, ParsedCount)),
         methods=["POST"],
         summary="Count the tokens of a conversation's prompt",
         tags=["generation"],

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterable
 
 from ...log_once import LogOnce
+from ..unknown_fields import report_unknown_fields
 
 log = logging.getLogger(__name__)
 
@@ -18,13 +19,7 @@ class Reports:
 
     def unknown_fields(self, names: Iterable[str]) -> None:
         """Log fields that this server does not know."""
-        for name in names:
-            self._once.warn(
-                name,
-                "the field %r of a request to Anthropic's Messages is not known here and was ignored: leave it out, or "
-                "use a field of docs/anthropic.md",
-                name,
-            )
+        report_unknown_fields(self._once, names, "Anthropic's Messages", "docs/anthropic.md")
 
     def left_out_tools(self, kinds: Iterable[str]) -> None:
         """Log searches among tools."""

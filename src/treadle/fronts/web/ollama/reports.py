@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterable
 
 from ...log_once import LogOnce
+from ..unknown_fields import report_unknown_fields
 
 log = logging.getLogger(__name__)
 _once = LogOnce(log)
@@ -13,10 +14,4 @@ _once = LogOnce(log)
 
 def report_unknown(names: Iterable[str]) -> None:
     """Log fields that this server does not know."""
-    for name in names:
-        _once.warn(
-            name,
-            "the field %r of a request to Ollama's API is not known here and was ignored: leave it out, or use a field "
-            "of docs/ollama.md",
-            name,
-        )
+    report_unknown_fields(_once, names, "Ollama's API", "docs/ollama.md")

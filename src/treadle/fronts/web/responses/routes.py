@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 from fastapi import APIRouter
@@ -20,17 +21,17 @@ from ....config import Settings
 from ....errors import InvalidRequest
 from ....telemetry.access_log import ENDED, QUEUED, RequestRecord
 from ....text import TextView
+from ...authentication import Caller
 from ...generation.life import begin
 from ...generation.prompts import Prompts
 from ...generation.request import GenerationRequest
-from ...media.parts import check_images
 from ...prepared import PreparedPrompts
 from ...served_models import ServedModel
 from ...text_jobs import TextJobRunner
-from ...validate import HOPELESS, Limits, ValidatedRequest, check_size
+from ...validate import Limits, ValidatedRequest
 from ..answer import Answer, RouteContext
 from ..body import Body
-from ..body_jobs import count_in_worker
+from ..counting import CountAnswer
 from ..errors import send_json
 from ..guard import caller_of
 from ..parsed import ParsedRequest
@@ -141,36 +142,18 @@ class ResponsesAnswer(Answer):
                 self._server.lines.write(record, self.clock())
 
 
-class InputTokensAnswer(Answer):
-    """The ASGI application of the route that counts the tokens of an input. Nothing is generated, and no place is
-    taken: it works before the engine is ready, once the model's text side is loaded."""
+class InputTokensAnswer(CountAnswer):
+    """The ASGI application of the route that counts the tokens of an input."""
+
+    fields: ClassVar[Mapping[str, Any]] = {"object": "response.input_tokens"}
 
     def __init__(self, server: RouteContext, sessions: Sessions) -> None:
         super().__init__(server, ParsedInputTokens)
         self._sessions = sessions
 
-    async def respond(self, parsed: ParsedRequest, body: Body, scope: Scope, send: Send, record: RequestRecord) -> None:
+    def completed(self, parsed: ParsedRequest, caller: Caller) -> AbstractContextManager[Any]:
         assert isinstance(parsed, ParsedInputTokens)
-        caller = caller_of(scope)
-        caller.account.check(self.now())
-        model = self.models.get(parsed.model)
-        text, limits = model.text(), model.limits()
-        parsed.check_against(limits)
-        with self._sessions.begin(parsed, "", caller.tenant_digest):
-            check_images(parsed.image_places, text.images, limits.no_images, HOPELESS * limits.context)
-            check_size(parsed.size(text), 1, limits, parsed.prompt_param)
-            record.prompt_tokens = await count_in_worker(
-                model.texts.pool,
-                parsed.kind,
-                body.data,
-                limits,
-                caller.tenant,
-                partial(self.images_for, caller),
-                carried=parsed.carried,
-                cuts=parsed.cuts,
-            )
-        counted = {"object": "response.input_tokens", "input_tokens": record.prompt_tokens}
-        await send_json(send, 200, msgspec.json.encode(counted))
+        return self._sessions.begin(parsed, "", caller.tenant_digest)
 
 
 @dataclass(frozen=True)
