@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
@@ -80,6 +80,12 @@ class Limits:
     grammars: bool = True
     no_images: str = ""
     spec_prefill: bool = False
+
+    @property
+    def countable(self) -> Limits:
+        """The limits of prompts whose tokens are only counted, or some turns of which are left out: these may be
+        HOPELESS times as long."""
+        return replace(self, context=HOPELESS * self.context)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,6 @@ A large body is parsed in a worker, once to be checked and once to be tokenized;
 
 from __future__ import annotations
 
-import dataclasses
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -39,7 +38,7 @@ from ..text_jobs import (
     prompts_of,
     tokenized,
 )
-from ..validate import HOPELESS, Limits, ValidatedRequest, prompt_beyond
+from ..validate import Limits, ValidatedRequest, prompt_beyond
 from . import token_jobs
 from .anthropic.messages import ParsedCount, ParsedMessages
 from .echo import Echo
@@ -198,7 +197,7 @@ async def count_in_worker(
     """Return the number of tokens of a checked body's prompts, with what the request carries; also of those that the
     context does not hold, unless the prompt `cuts` itself to it. Raises InvalidRequest, and Busy where the text workers
     have too much to do for `tenant`."""
-    many = dataclasses.replace(limits, context=HOPELESS * limits.context)
+    many = limits.countable
     counted = limits if cuts else many
 
     async def tokenize(layouts: Layouts) -> Tokenized:
@@ -250,7 +249,7 @@ class BodyPrompts:
 
     def _image_limits(self, limits: Limits) -> Limits:
         """Return the limits of a prompt's images, some of which may be left out with their turns."""
-        return dataclasses.replace(limits, context=HOPELESS * limits.context) if self.request.cuts else limits
+        return limits.countable if self.request.cuts else limits
 
     async def _tokenized(self, pool: TextJobRunner, limits: Limits, tenant: str, layouts: Layouts) -> Tokenized:
         request = self.request

@@ -13,7 +13,7 @@ from starlette.types import Scope, Send
 from ...telemetry.access_log import RequestRecord
 from ..authentication import Caller
 from ..media.parts import check_images
-from ..validate import HOPELESS, check_size
+from ..validate import check_size
 from .answer import Answer
 from .body import Body
 from .body_jobs import count_in_worker
@@ -35,7 +35,7 @@ class CountAnswer(Answer):
         text, limits = model.text(), model.limits()
         parsed.check_against(limits)
         with self.completed(parsed, caller):
-            check_images(parsed.image_places, text.images, limits.no_images, HOPELESS * limits.context)
+            check_images(parsed.image_places, text.images, limits.no_images, limits.countable.context)
             check_size(parsed.size(text), 1, limits, parsed.prompt_param)
             record.prompt_tokens = await count_in_worker(
                 model.texts.pool,

@@ -17,7 +17,7 @@ from ..media.needed import NeededImage, needed_image
 from ..media.parts import check_images
 from ..strict_json import parse_json
 from ..text_jobs import Enter, about_param
-from ..validate import HOPELESS, check_prompt_ids
+from ..validate import check_prompt_ids
 from .neutral_fields import refuse_beyond_neutral
 from .openai.chat import ParsedChat
 from .openai.schema import DetokenizeFields, TokenizeChatFields, TokenizeTextFields
@@ -112,8 +112,9 @@ def _chat(model: TextModel, value: dict[str, Any], given: TokenParams, enter: En
     own = read(TokenizeChatFields, {name: value[name] for name in OF_CHATS if name in value})
     refuse_beyond_neutral(value, CHAT_NEUTRAL)
     request = ParsedChat({name: given for name, given in value.items() if name not in OF_CHATS})
-    request.check_against(given.limits.with_model(model))
-    check_images(request.image_places, model.images, model.no_images, HOPELESS * given.limits.context)
+    limits = given.limits.with_model(model)
+    request.check_against(limits)
+    check_images(request.image_places, model.images, model.no_images, limits.countable.context)
     request.layouts = given.layouts
     with about_param("messages", given.limits.context):
         (ids,) = request.tokenize(model, enter, given.limits.context).ids

@@ -3,7 +3,6 @@ whole answer; the engine has no part in it."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 
 import msgspec
@@ -11,7 +10,7 @@ from starlette.types import Receive, Scope, Send
 
 from ..media.tokenizing import Layouts, with_images
 from ..text_jobs import IMAGE_BYTES
-from ..validate import HOPELESS, Limits
+from ..validate import Limits
 from .access_log import record_of
 from .answer import RouteContext, with_body
 from .body import Body
@@ -44,10 +43,9 @@ class TokenRoute:
         as one of its key's, without tokens."""
         server, caller = self._server, caller_of(scope)
         limits = server.models.default.limits()
-        many = replace(limits, context=HOPELESS * limits.context)
         tokenize = partial(self._tokenized, body.data, limits, caller.tenant)
         with caller.account.serve(record_of(scope), rows=0, tokens=0, clock=server.clock):
-            async with with_images(tokenize, partial(server.images_for, caller), many) as (answer, held):
+            async with with_images(tokenize, partial(server.images_for, caller), limits.countable) as (answer, held):
                 if held is not None:
                     held.release()
         await send_json(send, 200, answer.body)
